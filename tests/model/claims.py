@@ -189,7 +189,7 @@ def jobs_go_by_urgency(
     def group_of(job: JobRecord) -> tuple[str, str]:
         if job.queue in queues_with_groups:
             return job.queue, job.group
-        return ("", "") if command.order is None else (job.queue, "")
+        return ("", "") if command.queue_order is None else (job.queue, "")
 
     for job in first:
         if job.id in taken:

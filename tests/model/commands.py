@@ -231,7 +231,7 @@ class Chance:
                 (BatchSpec("send", 2, start=False), BatchSpec("resize", 9)),
             ),
             lease=self.lease(),
-            order=order,
+            queue_order=order,
         )
 
     def lease(self) -> float:

@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant("closed_gate", "a paused queue, task or group gives out jobs", leave_out(1, 1, 0)),
     Mutant("reopened", "a group or task that a handler has closed cannot be resumed", DROP, in_model=False),
     Mutant("slow_down", "a retry that asks to pause its group does not", NEVER),
-    Mutant("turns", "a group has its next turn at once", instead_of_call("({0}, {1})")),
+    Mutant("virtual_starts", "a group that was served stays the first", instead_of_call("({0}, {1})")),
     Mutant("full_queue", "a queue takes more jobs than its bound", NEVER),
     Mutant("tick_once", "a tick gets a second job", leave_out(1)),
     Mutant("tick_of_others", "a claim does not decide due ticks before it promotes their jobs", NEVER),

@@ -31,7 +31,7 @@ from errandry.errors import InvalidValue
         ({"queues": {"mail": 1}}, "queues=.*: must be a name, a list"),
         ({"id": "a\nb"}, "id="),
         ({"id": ""}, "id=''"),
-        ({"queues": ["a", "b"], "queue_order": "fair"}, "order='fair'"),
+        ({"queues": ["a", "b"], "queue_order": "fair"}, "queue_order='fair'"),
         ({"grace": True}, "grace=True: must be a number of seconds"),
         ({"upkeep": 1}, "upkeep=1: must be True or False"),
         ({"prune_declared": "no"}, "prune_declared='no'"),

@@ -129,7 +129,7 @@ def _worker_options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
     except InvalidValue as error:
         order = "strict" if is_strict else f"weights {','.join(f'{weight:g}' for weight in weights or ())}"
         option = f"{error.name.replace('_', '-')} {error.value}"
-        option = order if error.name in ("order", "weight") else option
+        option = order if error.name in ("queue_order", "weight") else option
         raise click.UsageError(f"--{option}: {error.why}.") from None
 
 

@@ -163,12 +163,12 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     start: bool = True
     batches: tuple[BatchSpec, ...] = ()
     lease: float = DEFAULT_LEASE
-    order: str | tuple[float, ...] | None = None
+    queue_order: str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check.name("worker", self.worker)
-        if self.order is not None:
-            check_queue_order(self.queues, self.order)
+        if self.queue_order is not None:
+            check_queue_order(self.queues, self.queue_order)
         check.name("nonce", self.nonce)
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
@@ -497,14 +497,15 @@ _TOUCHED_IDS: dict[type, Callable[[Any], tuple[str, ...]]] = {
 }
 
 
-def check_queue_order(queues: tuple[str, ...] | None, order: object) -> None:
-    """Refuse `order` unless it is `STRICT` or has one weight for each of the queues."""
+def check_queue_order(queues: tuple[str, ...] | None, queue_order: object) -> None:
+    """Refuse `queue_order` unless it is `STRICT` or has one weight for each of the queues."""
     if queues is None:
-        raise InvalidValue("order", order, "needs a list of queues to order")
-    if order == STRICT:
+        raise InvalidValue("queue_order", queue_order, "needs a list of queues to order")
+    if queue_order == STRICT:
         return
-    if not isinstance(order, tuple) or len(order) != len(queues):
-        raise InvalidValue("order", order, f"must be {STRICT!r}, or a weight for each of the queues")
-    for weight in order:
+    if not isinstance(queue_order, tuple) or len(queue_order) != len(queues):
+        why = f"must be {STRICT!r}, or a weight for each of the queues"
+        raise InvalidValue("queue_order", queue_order, why)
+    for weight in queue_order:
         if not 0.001 <= check.span("weight", weight) <= 1_000:
             raise InvalidValue("weight", weight, "must be from 0.001 to 1,000; 1 is the usual weight")

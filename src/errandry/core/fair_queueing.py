@@ -140,11 +140,11 @@ def pick_positions(
 
 def queue_ranks(claim: Claim) -> Mapping[str, int]:
     """The rank of each queue in this claim, 0 for the first; empty if the claim names no order."""
-    if claim.order is None or claim.queues is None:
+    if claim.queue_order is None or claim.queues is None:
         return {}
     queues = list(claim.queues)
-    if claim.order != STRICT:
-        weights = dict(zip(queues, map(float, claim.order), strict=True))
+    if claim.queue_order != STRICT:
+        weights = dict(zip(queues, map(float, claim.queue_order), strict=True))
         queues.sort(key=lambda queue: _exponential(claim.nonce, queue) / weights[queue])
     return {queue: rank for rank, queue in enumerate(queues)}
 

@@ -264,7 +264,7 @@ class SlotClaimer:
     def _note_exhausted(self, version: int, claimed: bool) -> None:
         """Note that nothing is left to claim since `version`, unless the store has changed since.
 
-        A claim that was written has raised the version by one itself.
+        The commit of the claim itself has raised the version by one, which does not count.
         """
         if self._app.store.version() == version + claimed:
             self._exhausted_version = version + claimed
@@ -408,7 +408,7 @@ class SlotClaimer:
             start=start,
             batches=self._batch_specs if start else (),
             lease=self._options.lease,
-            order=self._options.queue_order,
+            queue_order=self._options.queue_order,
         )
 
 

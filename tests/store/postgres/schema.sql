@@ -148,7 +148,7 @@ TABLE lanes WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_v
     grp text COLLATE "C" NOT NULL
     ready boolean NOT NULL
     used_at double precision NOT NULL
-    turn double precision NOT NULL DEFAULT 0
+    virtual_start double precision NOT NULL DEFAULT 0
     open_at double precision NOT NULL DEFAULT 0
     opened bigint NOT NULL DEFAULT 0
 TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
@@ -203,10 +203,6 @@ TABLE migrations
 TABLE pending_edges
     parent text COLLATE "C" NOT NULL
     n bigint NOT NULL
-TABLE rounds WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
-    queue text COLLATE "C" NOT NULL
-    turn double precision NOT NULL
-    last double precision NOT NULL
 TABLE schedules WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     name text COLLATE "C" NOT NULL
     due_at double precision
@@ -238,6 +234,10 @@ TABLE totals
     task text COLLATE "C" NOT NULL
     name text COLLATE "C" NOT NULL
     value bigint NOT NULL
+TABLE virtual_times WITH {fillfactor=50,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    queue text COLLATE "C" NOT NULL
+    virtual_time double precision NOT NULL
+    highest_start double precision NOT NULL
 TABLE workers WITH {fillfactor=50}
     worker text COLLATE "C" NOT NULL
     seen_at double precision NOT NULL
@@ -257,13 +257,13 @@ CONSTRAINT errandry.live live_id UNIQUE (id)
 CONSTRAINT errandry.live live_pkey PRIMARY KEY (seq)
 CONSTRAINT errandry.migrations migrations_pkey PRIMARY KEY (number)
 CONSTRAINT errandry.pending_edges pending_edges_pkey PRIMARY KEY (parent, n)
-CONSTRAINT errandry.rounds rounds_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.schedules schedules_pkey PRIMARY KEY (name)
 CONSTRAINT errandry.stats stats_pkey PRIMARY KEY (span, at, queue, task, name)
 CONSTRAINT errandry.steps steps_pkey PRIMARY KEY (job, kind, name)
 CONSTRAINT errandry.store store_one_check CHECK ((one = 1))
 CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
+CONSTRAINT errandry.virtual_times virtual_times_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.workers workers_pkey PRIMARY KEY (worker)
 CREATE UNIQUE INDEX bind_inbox_pkey ON errandry.bind_inbox USING btree (n)
 CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker, n)
@@ -285,7 +285,7 @@ CREATE INDEX lanes_grouped ON errandry.lanes USING btree (lane) WHERE (ready AND
 CREATE UNIQUE INDEX lanes_key ON errandry.lanes USING btree (queue, grp, task)
 CREATE INDEX lanes_parked ON errandry.lanes USING btree (open_at) WHERE (ready AND (open_at > (0)::double precision))
 CREATE UNIQUE INDEX lanes_pkey ON errandry.lanes USING btree (lane)
-CREATE INDEX lanes_ready ON errandry.lanes USING btree (queue, task, open_at, turn, grp) WHERE ready
+CREATE INDEX lanes_ready ON errandry.lanes USING btree (queue, task, open_at, virtual_start, grp) WHERE ready
 CREATE INDEX live_canceling ON errandry.live USING btree (worker) WHERE cancel_requested
 CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((deadline IS NOT NULL) AND (state = ANY (ARRAY['blocked'::text, 'scheduled'::text, 'waiting'::text])))
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
@@ -296,13 +296,13 @@ CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHE
 CREATE INDEX live_without_lane ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
 CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
 CREATE UNIQUE INDEX pending_edges_pkey ON errandry.pending_edges USING btree (parent, n)
-CREATE UNIQUE INDEX rounds_pkey ON errandry.rounds USING btree (queue)
 CREATE INDEX schedules_due ON errandry.schedules USING btree (due_at, name) WHERE (due_at IS NOT NULL)
 CREATE UNIQUE INDEX schedules_pkey ON errandry.schedules USING btree (name)
 CREATE UNIQUE INDEX stats_pkey ON errandry.stats USING btree (span, at, queue, task, name)
 CREATE UNIQUE INDEX steps_pkey ON errandry.steps USING btree (job, kind, name)
 CREATE UNIQUE INDEX store_pkey ON errandry.store USING btree (one)
 CREATE UNIQUE INDEX totals_pkey ON errandry.totals USING btree (queue, task, name)
+CREATE UNIQUE INDEX virtual_times_pkey ON errandry.virtual_times USING btree (queue)
 CREATE UNIQUE INDEX workers_pkey ON errandry.workers USING btree (worker)
 SEQUENCE bind_inbox_n_seq
 SEQUENCE job_numbers

@@ -139,7 +139,7 @@ CREATE TABLE lanes (
     grp     TEXT    NOT NULL,
     ready   INTEGER NOT NULL,
     used_at REAL    NOT NULL,
-    turn    REAL    NOT NULL,
+    virtual_start REAL NOT NULL,
     open_at REAL    NOT NULL,
     UNIQUE (queue, grp, task)
 ) STRICT;
@@ -150,7 +150,7 @@ CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
 
 CREATE INDEX lanes_parked ON lanes (open_at) WHERE ready AND open_at > 0;
 
-CREATE INDEX lanes_ready ON lanes (queue, task, open_at, turn, grp) WHERE ready;
+CREATE INDEX lanes_ready ON lanes (queue, task, open_at, virtual_start, grp) WHERE ready;
 
 CREATE TABLE live (
     seq              INTEGER PRIMARY KEY,
@@ -216,12 +216,6 @@ CREATE TABLE migrations (
     applied_at REAL NOT NULL
 ) STRICT;
 
-CREATE TABLE rounds (
-    queue TEXT PRIMARY KEY,
-    turn  REAL NOT NULL,
-    last  REAL NOT NULL
-) STRICT, WITHOUT ROWID;
-
 CREATE TABLE schedules (
     name   TEXT PRIMARY KEY,
     due_at REAL,
@@ -267,6 +261,12 @@ CREATE TABLE totals (
     name  TEXT    NOT NULL,
     value INTEGER NOT NULL,
     PRIMARY KEY (queue, task, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE virtual_times (
+    queue         TEXT PRIMARY KEY,
+    virtual_time  REAL NOT NULL,
+    highest_start REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE workers (

@@ -1,4 +1,4 @@
-"""Claims: choose waiting jobs for a worker, by gates, turns of groups, and urgency.
+"""Claims: choose waiting jobs for a worker, by gates, fair queueing of groups, and urgency.
 
 The tables find lanes and jobs, `core.permit` counts how many may pass each gate, and `core.fair_queueing`
 picks the next jobs. Without gates and groups, a claim simply takes the most urgent jobs.
@@ -60,8 +60,8 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
         for queue in {job.queue: None for job in taken}:
             if tables.is_drained(queue):
                 work.emit(EventKind.DRAINED, queue)
-                if queue in work.turned_queues:
-                    tables.reset_turns(queue)
+                if queue in work.fair_queues:
+                    tables.reset_virtual_time(queue)
     return Claims(tuple(taken), due_in(tables, work.permits(), now))
 
 
@@ -147,7 +147,7 @@ class _ClaimInProgress:
             return True
         before = len(self.taken)
         changed = [job for job in jobs if self._claim_job(job)]
-        self._advance_turns(self.taken[before:], lanes)
+        self._advance_virtual_starts(self.taken[before:], lanes)
         return bool(changed) and not is_exhausted
 
     def save_rates(self) -> None:
@@ -224,27 +224,27 @@ class _ClaimInProgress:
             self._permits.take(job)
         return True
 
-    def _advance_turns(self, jobs: Sequence[JobRecord], lanes: Sequence[OpenLane]) -> None:
-        """Move the turn of each served group behind the other groups of its queue."""
+    def _advance_virtual_starts(self, jobs: Sequence[JobRecord], lanes: Sequence[OpenLane]) -> None:
+        """Advance the virtual start time of each served group, by 1 / weight for each of its jobs."""
         turning = queues_with_groups(lanes)
         if not turning:
             return
         by_start = sorted(lanes, key=lambda lane: lane.virtual_start)
-        turns = {(lane.queue, lane.group): lane.virtual_start for lane in by_start}
-        rounds = {lane.queue: lane.virtual_time for lane in lanes}
+        starts = {(lane.queue, lane.group): lane.virtual_start for lane in by_start}
+        times = {lane.queue: lane.virtual_time for lane in lanes}
         weight = (self._permits or _NO_PERMITS).weight
         moved: dict[str, dict[str, float]] = {}
         for job in jobs:
             if job.queue in turning:
                 group = job.queue, job.group
-                # guard: turns
-                turns[group], rounds[job.queue] = virtual_times_after(
-                    turns[group], rounds[job.queue], weight(*group)
+                # guard: virtual_starts
+                starts[group], times[job.queue] = virtual_times_after(
+                    starts[group], times[job.queue], weight(*group)
                 )
-                moved.setdefault(job.queue, {})[job.group] = turns[group]
+                moved.setdefault(job.queue, {})[job.group] = starts[group]
         for queue, groups in moved.items():
-            self._tables.put_turns(queue, groups, rounds[queue])
-        self._work.turned_queues.update(moved)
+            self._tables.put_virtual_starts(queue, groups, times[queue])
+        self._work.fair_queues.update(moved)
 
 
 _NO_PERMITS = Permits((), 0.0)

@@ -50,7 +50,7 @@ class UnitOfWork:
 
     flow_ends       ended jobs whose parents and children are not updated yet, by job id
     cancel_budget   how many more children this pass may cancel because of their parents
-    turned_queues   queues whose groups were served in turn by this pass
+    fair_queues     queues with groups from which this pass has claimed
     slots           for each new job with a unique key: the slot of that key
     is_upkeep_done  True if nothing is due any more in this pass
     locked_gates    the gates that commands of this pass change, as they are now; None before the first one
@@ -61,12 +61,12 @@ class UnitOfWork:
     ) -> None:
         self.tables, self.now, self.limits, self._commands = tables, now, limits, commands
         self.is_upkeep_done = False
-        self.turned_queues: set[str] = set()
+        self.fair_queues: set[str] = set()
         self._permits: Permits | None = None
         self._rules: dict[str, Rule] | None = None
         self._gate_closings: dict[GateKey, float] = {}
         self.locked_gates: dict[GateKey, GateRecord] | None = None
-        self._left_groups: set[tuple[str, str]] = set()
+        self._released_groups: set[tuple[str, str]] = set()
         self._sizes: dict[tuple[str, str | None], int] | None = None
         self._claims: dict[str, dict[str, ClaimedRefs]] = {}
         self.flow_ends: dict[str, FlowEnd] = {}
@@ -167,7 +167,7 @@ class UnitOfWork:
     def remove(self, move: Move, job: JobRecord, cancel: Reason | None = None) -> None:
         """Record that a job is deleted. What it added to the lifetime totals stays."""
         if job.group and job.state in HELD_STATES:
-            self._left_groups.add((job.queue, job.group))
+            self._released_groups.add((job.queue, job.group))
         self._record_change(job, None, job)
         self._events.record_move(move, job, None, job)
         if job.steps is not None:
@@ -201,7 +201,7 @@ class UnitOfWork:
 
         Gates with limits stay locked until the pass ends, so that no other pass claims past them.
         """
-        self._unpark_left_groups()
+        self._unpark_released_groups()
         if self._permits is None and (self.tables.has_gates or self._gate_closings):
             self._permits = self._count_permits()
         return self._permits
@@ -285,7 +285,7 @@ class UnitOfWork:
     def close(self) -> None:
         """Write all that is left. The pass can then be committed."""
         self.flush()
-        self._unpark_left_groups()
+        self._unpark_released_groups()
         self._write_gate_closings()
         if self._events.event_runs:
             self.tables.append_events(self.now, self._events.event_runs, self._events.deltas())
@@ -296,10 +296,10 @@ class UnitOfWork:
     def _hold_group(self, before: JobRecord, after: JobRecord) -> None:
         """Close the group of a job that waits for a retry, if the rule of its queue says so.
 
-        Also note groups that a worker's job has left: their parked lanes may have room again.
+        Also note the groups of jobs that no worker holds any more: their parked lanes may open.
         """
         if before.state in HELD_STATES and after.state not in HELD_STATES:
-            self._left_groups.add((after.queue, after.group))
+            self._released_groups.add((after.queue, after.group))
         is_moved = before.state is not after.state or before.queue != after.queue
         if is_moved and self.rule(before.queue).on_return is OnReturn.HOLD_GROUP:
             group = GateKind.GROUP, before.queue, before.group
@@ -308,9 +308,9 @@ class UnitOfWork:
             elif before.state is SCHEDULED and before.fence and (before.run_at or 0.0) > self.now:
                 self.close_gate(group, 0.0)
 
-    def _unpark_left_groups(self) -> None:
+    def _unpark_released_groups(self) -> None:
         """Unpark the lanes of limited groups that a held job has left in this pass."""
-        left, self._left_groups = sorted(self._left_groups), set()
+        left, self._released_groups = sorted(self._released_groups), set()
         if not left or not self.tables.has_gates:
             return
         gates, _ = self.tables.group_gates(left)

@@ -45,8 +45,8 @@ class MemoryTables(MemoryCounters):
         self._rows = 0
         self._claims: dict[str, tuple[float, dict[str, ClaimedRefs]]] = {}
         self._gates: dict[GateKey, GateRecord] = {}
-        self._turns: dict[tuple[str, str], float] = {}
-        self._rounds: dict[str, tuple[float, float]] = {}
+        self._virtual_starts: dict[tuple[str, str], float] = {}
+        self._virtual_times: dict[str, tuple[float, float]] = {}
         self._parked: dict[LaneKey, float] = {}
         self._workers: dict[str, WorkerRecord] = {}
 
@@ -125,11 +125,11 @@ class MemoryTables(MemoryCounters):
         for key in self._lanes:
             if _is_wanted(key, claim, queues, tasks) and key not in self._parked:
                 queue, _, group = key
-                round_ = self._rounds.get(queue, (0.0, 0.0))[0]
-                turn = max(self._turns.get((queue, group), 0.0), round_)
+                virtual_time = self._virtual_times.get(queue, (0.0, 0.0))[0]
+                start = max(self._virtual_starts.get((queue, group), 0.0), virtual_time)
                 first = next(self._waiting_jobs(key, claim.suspects != 0), None)
                 if first is not None:
-                    lane = OpenLane(key, *key, turn, round_, 0, (first.priority, first.place or 0))
+                    lane = OpenLane(key, *key, start, virtual_time, 0, (first.priority, first.place or 0))
                     pairs.setdefault(key[:2], []).append(lane)
         by_turn = (sorted(pair, key=lambda lane: (lane.virtual_start, lane.group)) for pair in pairs.values())
         return [lane for pair in by_turn for lane in pair[:width]]
@@ -180,13 +180,13 @@ class MemoryTables(MemoryCounters):
     def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:  # noqa: ARG002 - no other pass claims
         return self.jobs_by_seq([position.seq for position in positions])
 
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._turns |= {(queue, group): turn for group, turn in turns.items()}
-        last = max(self._rounds.get(queue, (0.0, 0.0))[1], *turns.values())
-        self._rounds[queue] = round_, last
+    def put_virtual_starts(self, queue: str, starts: Mapping[str, float], virtual_time: float) -> None:
+        self._virtual_starts |= {(queue, group): start for group, start in starts.items()}
+        highest_start = max(self._virtual_times.get(queue, (0.0, 0.0))[1], *starts.values())
+        self._virtual_times[queue] = virtual_time, highest_start
 
-    def reset_turns(self, queue: str) -> None:
-        self._rounds[queue] = (self._rounds[queue][1],) * 2
+    def reset_virtual_time(self, queue: str) -> None:
+        self._virtual_times[queue] = (self._virtual_times[queue][1],) * 2
 
     def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:  # noqa: ARG002 - not saved here
         self._parked |= {lane.id: open_at for lane, open_at in lanes}
@@ -376,10 +376,14 @@ class MemoryTables(MemoryCounters):
         for key, gate in list(self._gates.items()):
             if gate.is_default(now):
                 del self._gates[key]
-        for queue in self._rounds:
+        for queue in self._virtual_times:
             if self.is_drained(queue):
-                self.reset_turns(queue)
-        self._turns = {group: turn for group, turn in self._turns.items() if turn > self._rounds[group[0]][0]}
+                self.reset_virtual_time(queue)
+        self._virtual_starts = {
+            group: start
+            for group, start in self._virtual_starts.items()
+            if start > self._virtual_times[group[0]][0]
+        }
         return rows_deleted + len(silent) + len(expired)
 
     def _jobs_in(self, *states: State) -> Iterable[JobRecord]:

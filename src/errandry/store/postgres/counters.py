@@ -1,4 +1,4 @@
-"""The totals and figures of a PostgreSQL store. No rules."""
+"""The totals and figures of a PostgreSQL store."""
 
 from errandry.core.stats import DAY, RETENTION, StatsRow
 from errandry.store.postgres.array import columns

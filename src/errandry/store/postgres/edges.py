@@ -1,4 +1,4 @@
-"""The edges of flows in PostgreSQL, and the list of parents that have ended. No rules."""
+"""The edges of flows in PostgreSQL, and the list of parents that have ended."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The gates of a PostgreSQL store. A pass locks those whose permits it counts. No rules."""
+"""The gates of a PostgreSQL store. A pass locks those whose permits it counts."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Lanes of waiting jobs in PostgreSQL: which jobs wait, which are next, and when upkeep has work. No rules.
+"""Lanes of waiting jobs in PostgreSQL: which jobs wait, which are next, and when upkeep has work.
 
 A claim prefetches the jobs of the lanes that had jobs at the previous claim of its kind, as these mostly have
 jobs again. So an idle worker finds and locks new jobs in one round trip.
@@ -120,7 +120,7 @@ class PostgresLanes(PostgresGates):
         if self._floors is None:  # else the query needs the time, which comes with the first reply
             self._prefetch("due_times", self._due_times_params())
         [claim, *more] = claims
-        if not has_inserts and not more and claim.order is None and not claim.batches:
+        if not has_inserts and not more and claim.queue_order is None and not claim.batches:
             self._prefetch("open_lanes", self._open_lanes_params(claim, (), (), claim.limit + 1))
             if is_alone:
                 self._prefetch_best_jobs(claim)
@@ -178,7 +178,7 @@ class PostgresLanes(PostgresGates):
             "without": array([*claim.without, *tasks]),
             "closed": array(queues),
             "suspects": claim.suspects != 0,
-            "limit": None if self.has_gates or claim.order is not None else claim.limit,
+            "limit": None if self.has_gates or claim.queue_order is not None else claim.limit,
             "width": width,
             **self._parts_params(),
         }
@@ -192,7 +192,9 @@ class PostgresLanes(PostgresGates):
             self._exclude_lifo_lanes()
         params = self._open_lanes_params(claim, queues, tasks, width)
         if not self._has_groups:
-            if not (self._has_prefetched_jobs or self.has_gates or claim.order is not None or claim.batches):
+            if not (
+                self._has_prefetched_jobs or self.has_gates or claim.queue_order is not None or claim.batches
+            ):
                 self._prefetch("open_lanes", params)
                 self._prefetch_best_jobs(claim)
             self._has_prefetched_jobs = False
@@ -211,7 +213,7 @@ class PostgresLanes(PostgresGates):
         while True:
             lanes = [OpenLane._make((*row[:7], row[7:])) for row in self._rows("open_group_lanes", params)]
             behind = [lane.id for lane in lanes if lane.virtual_start < lane.virtual_time]
-            if not behind or not self._rows("raise_turns", (array({lane.queue for lane in lanes}),)):
+            if not behind or not self._rows("raise_virtual_starts", (array({lane.queue for lane in lanes}),)):
                 return lanes
 
     def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
@@ -316,13 +318,14 @@ class PostgresLanes(PostgresGates):
     def group_size(self, queue: str, group: str) -> int:
         return int(self._rows("group_size", {"queue": queue, "group": group})[0][0])
 
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._send("put_turns", (array(turns), array(turns.values()), queue))
-        self._send("put_round", {"queue": queue, "turn": round_, "last": max(turns.values())})
+    def put_virtual_starts(self, queue: str, starts: Mapping[str, float], virtual_time: float) -> None:
+        self._send("put_virtual_starts", (array(starts), array(starts.values()), queue))
+        params = {"queue": queue, "virtual_time": virtual_time, "highest_start": max(starts.values())}
+        self._send("put_virtual_time", params)
         self.is_dirty = True
 
-    def reset_turns(self, queue: str) -> None:
-        self._send("reset_turns", (queue,))
+    def reset_virtual_time(self, queue: str) -> None:
+        self._send("reset_virtual_time", (queue,))
 
     def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
         if not lanes:

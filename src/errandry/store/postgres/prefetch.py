@@ -1,4 +1,4 @@
-"""How a pass in PostgreSQL starts: it sends the queries that its commands are known to need. No rules."""
+"""How a pass in PostgreSQL starts: it sends the queries that its commands are known to need."""
 
 from collections import deque
 from collections.abc import Sequence

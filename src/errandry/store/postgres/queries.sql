@@ -443,11 +443,11 @@ SELECT locked.lane, wanted.queue, wanted.task, wanted.grp
  WHERE locked.ready;
 
 -- name: insert_lanes
--- Insert or mark the lanes that `lock_marked_lanes` did not return. Locks them. A new lane gets the turn of its
+-- Insert or mark the lanes that `lock_marked_lanes` did not return. Locks them. A new lane gets the virtual start of its
 -- group.
-INSERT INTO errandry.lanes (queue, task, grp, ready, used_at, turn)
+INSERT INTO errandry.lanes (queue, task, grp, ready, used_at, virtual_start)
 SELECT queue, task, grp, true, %s::float8,
-       coalesce((SELECT max(turn) FROM errandry.lanes AS own WHERE own.queue = wanted.queue AND own.grp = wanted.grp), 0)
+       coalesce((SELECT max(virtual_start) FROM errandry.lanes AS own WHERE own.queue = wanted.queue AND own.grp = wanted.grp), 0)
   FROM unnest(%s::text[], %s::text[], %s::text[]) AS wanted (queue, task, grp)
  ORDER BY queue, task, grp
     ON CONFLICT (queue, grp, task) DO UPDATE SET ready = true, used_at = excluded.used_at
@@ -498,7 +498,7 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
  LIMIT %(limit)s::bigint;
 
 -- name: lanes_with_lifo_jobs
--- Those of some lanes that have a lifo job waiting in one of these priorities. Lifo jobs have negative places, so
+-- Of the given lanes, those with a waiting lifo job in one of the given priorities. Lifo jobs have negative places, so
 -- they come before the part of the lane that the scan position covers.
 SELECT DISTINCT part.lane
   FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[]) AS part (lane, priority)
@@ -507,8 +507,8 @@ SELECT DISTINCT part.lane
                         AND live.place < 0 LIMIT 1) AS first;
 
 -- name: open_group_lanes
--- Like `open_lanes`, for a store with groups: of each queue and task the `width` lanes with the smallest turns, and
--- the round of the queue. The recursion jumps through the index from one queue and task to the next, so it does not
+-- Like `open_lanes`, for a store with groups: of each queue and task the `width` lanes with the lowest virtual starts, and
+-- the virtual time of the queue. The recursion jumps through the index from one queue and task to the next, so it does not
 -- read the lanes between them. Locks nothing.
 WITH RECURSIVE pair AS (
     (SELECT queue, task FROM errandry.lanes WHERE ready ORDER BY queue, task LIMIT 1)
@@ -518,33 +518,34 @@ WITH RECURSIVE pair AS (
      CROSS JOIN LATERAL (SELECT lanes.queue, lanes.task FROM errandry.lanes
                           WHERE ready AND (lanes.queue, lanes.task) > (pair.queue, pair.task)
                           ORDER BY lanes.queue, lanes.task LIMIT 1) AS next)
-SELECT open.lane, pair.queue, pair.task, open.grp, open.turn,
-       coalesce((SELECT turn FROM errandry.rounds WHERE rounds.queue = pair.queue), 0), open.opened, open.priority, open.place
+SELECT open.lane, pair.queue, pair.task, open.grp, open.virtual_start,
+       coalesce((SELECT virtual_time FROM errandry.virtual_times WHERE virtual_times.queue = pair.queue), 0), open.opened, open.priority, open.place
   FROM pair
  CROSS JOIN LATERAL (
-    SELECT lanes.lane, lanes.grp, lanes.turn, lanes.opened, first.priority, first.place
+    SELECT lanes.lane, lanes.grp, lanes.virtual_start, lanes.opened, first.priority, first.place
       FROM errandry.lanes
      CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
                           WHERE live.lane = lanes.lane AND live.state = 'waiting'
                             AND (%(suspects)s::boolean OR live.crashes = 0)
                           ORDER BY live.priority, live.place LIMIT 1) AS first
      WHERE lanes.ready AND lanes.queue = pair.queue AND lanes.task = pair.task AND lanes.open_at = 0
-     ORDER BY lanes.turn, lanes.grp LIMIT %(width)s) AS open
+     ORDER BY lanes.virtual_start, lanes.grp LIMIT %(width)s) AS open
  WHERE (%(queues)s::text[] IS NULL OR pair.queue = ANY (%(queues)s::text[]))
    AND (%(tasks)s::text[] IS NULL OR pair.task = ANY (%(tasks)s::text[]))
    AND pair.task <> ALL (%(without)s::text[])
    AND pair.queue <> ALL (%(closed)s::text[]);
 
--- name: raise_turns
--- Raise turns that are below the round. A group that was idle or parked gets no extra service for that time. Locks
--- the lanes it changes, and skips those that another transaction has locked.
-UPDATE errandry.lanes SET turn = (SELECT turn FROM errandry.rounds WHERE rounds.queue = lanes.queue)
+-- name: raise_virtual_starts
+-- Raise virtual starts to the virtual time of the queue. An idle or parked group gets no extra service for that time.
+-- Locks the lanes it changes, and skips those that another transaction has locked.
+UPDATE errandry.lanes
+   SET virtual_start = (SELECT virtual_time FROM errandry.virtual_times WHERE virtual_times.queue = lanes.queue)
  WHERE lane = ANY (ARRAY (
        SELECT behind.lane
          FROM unnest(%s::text[]) AS served (queue)
         CROSS JOIN LATERAL (SELECT lane FROM errandry.lanes
                              WHERE lanes.queue = served.queue AND ready AND open_at = 0
-                               AND turn < (SELECT turn FROM errandry.rounds WHERE rounds.queue = served.queue)
+                               AND virtual_start < (SELECT virtual_time FROM errandry.virtual_times WHERE virtual_times.queue = served.queue)
                                FOR NO KEY UPDATE SKIP LOCKED) AS behind))
 RETURNING lane;
 
@@ -621,42 +622,45 @@ SELECT wanted.lane, job.*
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
 
--- name: put_turns
--- Set the turn of groups of a queue. Locks their lanes, and skips those that another transaction has locked: a turn
--- that is missing once is not worth waiting for.
-UPDATE errandry.lanes SET turn = new.turn
-  FROM (SELECT locked.ctid AS row_address, served.turn
-          FROM unnest(%s::text[], %s::float8[]) AS served (grp, turn)
+-- name: put_virtual_starts
+-- Set the virtual start of groups of a queue. Locks their lanes, and skips those that another transaction has locked:
+-- waiting would cost more than a group that once is served too early.
+UPDATE errandry.lanes SET virtual_start = new.virtual_start
+  FROM (SELECT locked.ctid AS row_address, served.virtual_start
+          FROM unnest(%s::text[], %s::float8[]) AS served (grp, virtual_start)
          CROSS JOIN LATERAL (SELECT ctid FROM errandry.lanes WHERE lanes.queue = %s AND lanes.grp = served.grp
                                 FOR NO KEY UPDATE SKIP LOCKED) AS locked
          WHERE length(served.grp) %% 1 = 0 AND -length(served.grp) %% 1 = 0) AS new
  WHERE lanes.ctid = new.row_address;
 
--- name: put_round
--- Set the round of a queue, and raise its highest turn. Locks the row, or leaves it as it is if another transaction
--- has locked it.
+-- name: put_virtual_time
+-- Set the virtual time of a queue, and raise its highest virtual start. Locks the row, or leaves it as it is if another
+-- transaction has locked it.
 WITH moved AS (
-    UPDATE errandry.rounds SET turn = %(turn)s, last = greatest(last, %(last)s)
-     WHERE queue = ANY (ARRAY (SELECT queue FROM errandry.rounds WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED)))
-INSERT INTO errandry.rounds (queue, turn, last) VALUES (%(queue)s, %(turn)s, %(last)s) ON CONFLICT (queue) DO NOTHING;
+    UPDATE errandry.virtual_times
+       SET virtual_time = %(virtual_time)s, highest_start = greatest(highest_start, %(highest_start)s)
+     WHERE queue = ANY (ARRAY (SELECT queue FROM errandry.virtual_times WHERE queue = %(queue)s FOR NO KEY UPDATE SKIP LOCKED)))
+INSERT INTO errandry.virtual_times (queue, virtual_time, highest_start)
+VALUES (%(queue)s, %(virtual_time)s, %(highest_start)s) ON CONFLICT (queue) DO NOTHING;
 
--- name: reset_turns
--- Raise the round of a queue to its highest turn, so that no group is behind another. Locks the row of the queue.
-UPDATE errandry.rounds SET turn = last WHERE queue = %s;
+-- name: reset_virtual_time
+-- Set the virtual time of a queue to its highest virtual start, so that all its groups start equal. Locks the row of
+-- the queue.
+UPDATE errandry.virtual_times SET virtual_time = highest_start WHERE queue = %s;
 
--- name: reset_idle_rounds
--- Raise the round to the highest turn in all queues that have no waiting jobs. Locks the rows it changes.
-UPDATE errandry.rounds SET turn = last
- WHERE turn < last
+-- name: reset_idle_virtual_times
+-- Set the virtual time to the highest virtual start in all queues that have no waiting jobs. Locks the rows it changes.
+UPDATE errandry.virtual_times SET virtual_time = highest_start
+ WHERE virtual_time < highest_start
    AND NOT EXISTS (SELECT 1 FROM errandry.lanes
-                    WHERE lanes.queue = rounds.queue AND ready
+                    WHERE lanes.queue = virtual_times.queue AND ready
                       AND EXISTS (SELECT 1 FROM errandry.live
                                    WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0) OFFSET 0);
 
--- name: drop_unused_rounds
--- Delete the rounds of queues without lanes. Their groups start at turn 0 again. Locks the rows it deletes.
-DELETE FROM errandry.rounds
- WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = rounds.queue OFFSET 0);
+-- name: drop_unused_virtual_times
+-- Delete the virtual times of queues without lanes. Their groups start at 0 again. Locks the rows it deletes.
+DELETE FROM errandry.virtual_times
+ WHERE NOT EXISTS (SELECT 1 FROM errandry.lanes WHERE lanes.queue = virtual_times.queue OFFSET 0);
 
 -- name: park_lanes
 -- Park lanes until a time. Skips a lane that was unparked since this pass read it (`opened`), and one that another
@@ -835,7 +839,7 @@ SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq L
 SELECT * FROM errandry.history WHERE expires_at <= %s ORDER BY expires_at, seq LIMIT %s;
 
 -- name: keep_last_tasks
--- Tasks and states with finished jobs that are kept by number (`keep.last`), and the rule of the newest job of each.
+-- Tasks and states with finished jobs that are kept by count (`keep.last`), and the rule of the newest job of each.
 -- Jumps through the index from one task and state to the next. Locks nothing.
 WITH RECURSIVE pair AS (
     (SELECT task, state FROM errandry.history WHERE strpos(keep, '"last_') > 0 ORDER BY task, state LIMIT 1)
@@ -1322,11 +1326,11 @@ UPDATE errandry.lanes SET ready = false
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: drop_lanes
--- Delete idle lanes: the next job of the lane inserts it again. A lane whose turn is ahead of the round stays, so
--- that its group does not get an extra turn. The pass has locked the lanes.
+-- Delete idle lanes: the next job of the lane inserts it again. A lane whose virtual start is ahead of its queue stays, so
+-- that its group does not get extra service. The pass has locked the lanes.
 DELETE FROM errandry.lanes
  WHERE lane = ANY (%s::bigint[]) AND NOT ready AND used_at <= %s
-   AND turn <= coalesce((SELECT rounds.turn FROM errandry.rounds WHERE rounds.queue = lanes.queue), turn)
+   AND virtual_start <= coalesce((SELECT virtual_times.virtual_time FROM errandry.virtual_times WHERE virtual_times.queue = lanes.queue), virtual_start)
    AND NOT EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0);
 
 -- name: steps

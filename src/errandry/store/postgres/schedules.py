@@ -1,4 +1,4 @@
-"""The schedules of a PostgreSQL store. A pass locks those about whose ticks it decides. No rules."""
+"""The schedules of a PostgreSQL store. A pass locks those about whose ticks it decides."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The steps of jobs in PostgreSQL: a pass that writes one has locked its job. No rules."""
+"""The steps of jobs in PostgreSQL: a pass that writes one has locked its job."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The tables of a pass in PostgreSQL. They run statements and return rows. No rules.
+"""The tables of a pass in PostgreSQL. They run statements and return rows.
 
 A pass locks every job that it reads, so that the decisions about the job still hold when it writes them. A
 read sees one snapshot and locks nothing.
@@ -342,8 +342,8 @@ class PostgresTables(PostgresPrefetch):
             self._send("drop_lanes", (array(lane for lane, _ in idle), now - IDLE_LANE_AGE))
             self._lanes = {}
         self._send("unpark_old", (now, now - PARKED_AGE_MAX, limit))
-        self._send("reset_idle_rounds")
-        self._send("drop_unused_rounds")
+        self._send("reset_idle_virtual_times")
+        self._send("drop_unused_virtual_times")
         self.is_dirty |= dropped > 0
         return dropped
 

@@ -210,9 +210,9 @@ DELETE FROM keys WHERE key IN (SELECT key FROM keys WHERE expires_at <= ?1 ORDER
 SELECT lane, ready FROM lanes WHERE queue = ?1 AND task = ?2 AND grp = ?3;
 
 -- name: insert_lane
--- Insert a lane. Lanes of one group share their turn.
-INSERT INTO lanes (queue, task, grp, ready, used_at, turn, open_at)
-VALUES (?1, ?2, ?3, 1, ?4, coalesce((SELECT max(turn) FROM lanes WHERE queue = ?1 AND grp = ?3), 0), 0)
+-- Insert a lane. Lanes of one group share their virtual start.
+INSERT INTO lanes (queue, task, grp, ready, used_at, virtual_start, open_at)
+VALUES (?1, ?2, ?3, 1, ?4, coalesce((SELECT max(virtual_start) FROM lanes WHERE queue = ?1 AND grp = ?3), 0), 0)
 RETURNING lane, ready;
 
 -- name: mark_lane_ready
@@ -241,8 +241,8 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
    AND (?5 OR first.seq IS NOT NULL)
  ORDER BY first.priority, first.place;
 
--- name: queue_task_rounds
--- The queues and tasks of lanes that may have waiting jobs, filtered like `open_lanes`, and the round of each queue.
+-- name: queue_task_virtual_times
+-- The queues and tasks of lanes that may have waiting jobs, filtered like `open_lanes`, and the virtual time of each queue.
 -- The recursion jumps through the index from one pair to the next, so it does not read the other lanes of a pair.
 WITH RECURSIVE pair (lane) AS (
     SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
@@ -254,19 +254,19 @@ WITH RECURSIVE pair (lane) AS (
                       WHERE next.ready AND next.queue > last.queue
                       ORDER BY next.queue, next.task LIMIT 1))
       FROM pair JOIN lanes AS last ON last.lane = pair.lane)
-SELECT lanes.queue, lanes.task, coalesce(rounds.turn, 0.0)
+SELECT lanes.queue, lanes.task, coalesce(virtual_times.virtual_time, 0.0)
   FROM pair
   JOIN lanes ON lanes.lane = pair.lane
-  LEFT JOIN rounds ON rounds.queue = lanes.queue
+  LEFT JOIN virtual_times ON virtual_times.queue = lanes.queue
  WHERE (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
    AND (?3 IS NULL OR lanes.task NOT IN (SELECT value FROM json_each(?3)))
    AND (?4 IS NULL OR lanes.queue NOT IN (SELECT value FROM json_each(?4)));
 
--- name: open_lanes_by_turn
--- The open lanes of a queue and a task, those with the smallest turn first, for a store with groups. Each lane comes
+-- name: open_lanes_by_virtual_start
+-- The open lanes of a queue and a task, those with the lowest virtual start first, for a store with groups. Each lane comes
 -- with the priority and place of its first job (NULL: the lane is empty).
-SELECT lanes.lane, lanes.grp, lanes.turn, first.priority, first.place
+SELECT lanes.lane, lanes.grp, lanes.virtual_start, first.priority, first.place
   FROM lanes
   LEFT JOIN live AS first
          ON first.seq = (SELECT seq FROM live
@@ -274,37 +274,37 @@ SELECT lanes.lane, lanes.grp, lanes.turn, first.priority, first.place
                           ORDER BY live.priority, live.place LIMIT 1)
  WHERE lanes.ready AND lanes.queue = ?1 AND lanes.task = ?2 AND lanes.open_at = 0
    AND (?4 OR first.seq IS NOT NULL)
- ORDER BY lanes.turn, lanes.grp
+ ORDER BY lanes.virtual_start, lanes.grp
  LIMIT ?3;
 
--- name: raise_turns
--- Raise turns that are below the round. A group that was idle or parked gets no extra service for that time.
-UPDATE lanes SET turn = ?3 WHERE ready AND queue = ?1 AND task = ?2 AND open_at = 0 AND turn < ?3;
+-- name: raise_virtual_starts
+-- Raise virtual starts to the virtual time of the queue. An idle or parked group gets no extra service for that time.
+UPDATE lanes SET virtual_start = ?3 WHERE ready AND queue = ?1 AND task = ?2 AND open_at = 0 AND virtual_start < ?3;
 
--- name: put_turns
--- Set the turn of groups of a queue.
-UPDATE lanes SET turn = ?3 WHERE queue = ?2 AND grp IN (SELECT value FROM json_each(?1));
+-- name: put_virtual_starts
+-- Set the virtual start of groups of a queue.
+UPDATE lanes SET virtual_start = ?3 WHERE queue = ?2 AND grp IN (SELECT value FROM json_each(?1));
 
--- name: put_round
--- Set the round of a queue, and raise its highest turn.
-INSERT INTO rounds (queue, turn, last) VALUES (?1, ?2, ?3)
-    ON CONFLICT (queue) DO UPDATE SET turn = ?2, last = max(last, ?3);
+-- name: put_virtual_time
+-- Set the virtual time of a queue, and raise its highest virtual start.
+INSERT INTO virtual_times (queue, virtual_time, highest_start) VALUES (?1, ?2, ?3)
+    ON CONFLICT (queue) DO UPDATE SET virtual_time = ?2, highest_start = max(highest_start, ?3);
 
--- name: reset_turns
--- Raise the round of a queue to its highest turn, so that no group is behind another.
-UPDATE rounds SET turn = last WHERE queue = ?1;
+-- name: reset_virtual_time
+-- Set the virtual time of a queue to its highest virtual start, so that all its groups start equal.
+UPDATE virtual_times SET virtual_time = highest_start WHERE queue = ?1;
 
--- name: reset_idle_rounds
--- Raise the round to the highest turn in all queues that have no waiting jobs.
-UPDATE rounds SET turn = last
- WHERE turn < last
+-- name: reset_idle_virtual_times
+-- Set the virtual time to the highest virtual start in all queues that have no waiting jobs.
+UPDATE virtual_times SET virtual_time = highest_start
+ WHERE virtual_time < highest_start
    AND NOT EXISTS (SELECT 1 FROM lanes
-                    WHERE lanes.queue = rounds.queue AND ready
+                    WHERE lanes.queue = virtual_times.queue AND ready
                       AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
--- name: drop_unused_rounds
--- Delete the rounds of queues without lanes. Their groups start at turn 0 again.
-DELETE FROM rounds WHERE NOT EXISTS (SELECT 1 FROM lanes WHERE lanes.queue = rounds.queue);
+-- name: drop_unused_virtual_times
+-- Delete the virtual times of queues without lanes. Their groups start at 0 again.
+DELETE FROM virtual_times WHERE NOT EXISTS (SELECT 1 FROM lanes WHERE lanes.queue = virtual_times.queue);
 
 -- name: park_lane
 -- Park a lane until a time.
@@ -329,7 +329,7 @@ UPDATE lanes SET open_at = 0, used_at = ?2
 
 -- name: queue_task_pairs
 -- The queues and tasks with waiting jobs in lanes that are not parked. Jumps through the index like
--- `queue_task_rounds`.
+-- `queue_task_virtual_times`.
 WITH RECURSIVE pair (lane) AS (
     SELECT (SELECT lane FROM lanes WHERE ready ORDER BY queue, task LIMIT 1)
     UNION ALL
@@ -432,7 +432,7 @@ SELECT * FROM live
 SELECT * FROM history WHERE expires_at <= ?1 ORDER BY expires_at, seq LIMIT ?2;
 
 -- name: keep_last_tasks
--- Tasks and states with finished jobs that are kept by number (`last_…` of `Keep`), and the `keep` of the newest job of
+-- Tasks and states with finished jobs that are kept by count (`last_…` of `Keep`), and the `keep` of the newest job of
 -- each. Jumps through the index from one task and state to the next.
 WITH RECURSIVE pair (seq) AS (
     SELECT (SELECT seq FROM history WHERE instr(keep, '"last_') ORDER BY task, state LIMIT 1)
@@ -697,11 +697,11 @@ DELETE FROM workers WHERE seen_at <= ?1 RETURNING worker;
 DELETE FROM claims WHERE claimed_at <= ?1;
 
 -- name: drop_idle_lanes
--- Delete idle lanes: the next job of the lane inserts it again. A lane whose turn is ahead of the round stays, so that
--- its group keeps its turn. A lane with waiting jobs stays too, although it should be marked: see `repair_lane_marks`.
+-- Delete idle lanes: the next job of the lane inserts it again. A lane whose virtual start is ahead of its queue stays, so that
+-- its group keeps it. A lane with waiting jobs stays too, although it should be marked: see `repair_lane_marks`.
 DELETE FROM lanes
  WHERE lane IN (SELECT lane FROM lanes WHERE NOT ready AND used_at <= ?1 ORDER BY used_at LIMIT ?2)
-   AND turn <= coalesce((SELECT rounds.turn FROM rounds WHERE rounds.queue = lanes.queue), turn)
+   AND virtual_start <= coalesce((SELECT virtual_times.virtual_time FROM virtual_times WHERE virtual_times.queue = lanes.queue), virtual_start)
    AND NOT EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting');
 
 -- name: repair_lane_marks

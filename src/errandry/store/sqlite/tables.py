@@ -1,4 +1,4 @@
-"""The tables of a pass in SQLite: statements in, rows out. No rules.
+"""The tables of a pass in SQLite: it runs statements and returns rows.
 
 A pass uses it on the writing connection between `begin` and `save_state`; reads use it on the reading
 connection.
@@ -209,25 +209,25 @@ class SqliteTables(SqliteCounters):
             return [OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in lanes if row[-1] is not None]
         return [
             lane
-            for pair in self._all("queue_task_rounds", filters)
+            for pair in self._all("queue_task_virtual_times", filters)
             for lane in self._open_lanes_by_turn(pair, width, suspects)
         ]
 
     def _open_lanes_by_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[OpenLane]:
-        """The open lanes of a queue and a task by their turn. Raises turns that are below the round first."""
-        queue, task, round_ = pair
+        """The open lanes of a queue and a task by virtual start, none below the virtual time of the queue."""
+        queue, task, virtual_time = pair
         while True:
-            lanes = self._all("open_lanes_by_turn", (queue, task, width, suspects))
+            lanes = self._all("open_lanes_by_virtual_start", (queue, task, width, suspects))
             empty = [(lane,) for lane, _, _, priority, _ in lanes if priority is None]
-            if lanes and lanes[0][2] < round_:
-                self._run("raise_turns", (queue, task, round_))
+            if lanes and lanes[0][2] < virtual_time:
+                self._run("raise_virtual_starts", (queue, task, virtual_time))
             elif empty:
                 self._mark_empty(empty)
             else:
                 break
         return [
-            OpenLane(lane, queue, task, group, turn, round_, 0, tuple(first))
-            for lane, group, turn, *first in lanes
+            OpenLane(lane, queue, task, group, virtual_start, virtual_time, 0, tuple(first))
+            for lane, group, virtual_start, *first in lanes
         ]
 
     def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
@@ -277,13 +277,13 @@ class SqliteTables(SqliteCounters):
         jobs = {job.seq: job for job in self._jobs("jobs_by_seq", (rows.text(seqs),))}
         return [jobs[seq] for seq in seqs]
 
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        self._run_grouped("put_turns", [(group, queue, turn) for group, turn in turns.items()])
-        self._run("put_round", (queue, round_, max(turns.values())))
+    def put_virtual_starts(self, queue: str, starts: Mapping[str, float], virtual_time: float) -> None:
+        self._run_grouped("put_virtual_starts", [(group, queue, start) for group, start in starts.items()])
+        self._run("put_virtual_time", (queue, virtual_time, max(starts.values())))
         self.is_dirty = True
 
-    def reset_turns(self, queue: str) -> None:
-        self._run("reset_turns", (queue,))
+    def reset_virtual_time(self, queue: str) -> None:
+        self._run("reset_virtual_time", (queue,))
 
     def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
         self._db.executemany(SQL["park_lane"], [(lane.id, open_at, now) for lane, open_at in lanes])
@@ -447,8 +447,8 @@ class SqliteTables(SqliteCounters):
         self._run("repair_lane_marks", (now - IDLE_LANE_AGE, limit))
         self._run("drop_idle_lanes", (now - IDLE_LANE_AGE, limit))
         self._run("unpark_old", (now - IDLE_LANE_AGE, now, limit))
-        self._run("reset_idle_rounds", ())
-        self._run("drop_unused_rounds", ())
+        self._run("reset_idle_virtual_times", ())
+        self._run("drop_unused_virtual_times", ())
         self.is_dirty |= dropped > 0
         self._lanes = {}
         return dropped

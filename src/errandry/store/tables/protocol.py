@@ -54,10 +54,11 @@ class DueTimes(NamedTuple):
 
 
 class Tables(Protocol):
-    """Where one pass reads and writes. A store author implements this and `TableStore.read` and `commit`.
+    """Where one pass reads and writes. A store author implements this and the open methods of `TableStore`.
 
-    Where a store runs several passes at a time, a method that returns jobs to a writing pass locks them, and
-    leaves out jobs that another pass has locked. A search sees what the pass has written so far.
+    Where a store runs several passes at a time, a method that returns jobs to a writing pass locks them. A
+    method that lists jobs leaves out those that another pass has locked; `find_jobs` waits for them. A search
+    sees what the pass has written so far.
     """
 
     identity: str
@@ -121,7 +122,7 @@ class Tables(Protocol):
     ) -> list[OpenLane]:
         """Return lanes with waiting jobs that a claim may take, except those of closed `queues` and `tasks`.
 
-        For each queue and task, the first `width` lanes that are not parked, by the turn of their group.
+        For each queue and task, the first `width` lanes that are not parked, by virtual start.
         """
 
     def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
@@ -153,13 +154,13 @@ class Tables(Protocol):
     def ready_since(self) -> dict[str, float]:
         """Return for each queue with waiting jobs since when the first job of a lane could have run."""
 
-    # Lanes: turns of groups, and lanes parked because nothing may be claimed from them.
+    # Lanes: virtual start times of groups, and lanes parked because nothing may be claimed from them.
 
-    def put_turns(self, queue: str, turns: Mapping[str, float], round_: float) -> None:
-        """Save the next turn of these groups, and the round of their queue."""
+    def put_virtual_starts(self, queue: str, starts: Mapping[str, float], virtual_time: float) -> None:
+        """Save the virtual start of these groups, and the virtual time of their queue."""
 
-    def reset_turns(self, queue: str) -> None:
-        """Make the groups of a drained queue equal again: none owes the others a turn."""
+    def reset_virtual_time(self, queue: str) -> None:
+        """Set the virtual time of the queue to its highest virtual start, so that all groups start equal."""
 
     def park_lanes(self, lanes: Sequence[tuple[OpenLane, float]], now: float) -> bool:
         """Hide each lane from `open_lanes` until its time or until it is unparked; True if any was parked."""
@@ -212,10 +213,10 @@ class Tables(Protocol):
         """Return finished jobs that have been kept for long enough."""
 
     def keep_last_tasks(self) -> list[tuple[str, State, Keep]]:
-        """Return tasks and states whose finished jobs are kept by number, with the newest job's `keep`."""
+        """Return tasks and states whose finished jobs are kept by count, with the newest job's `keep`."""
 
     def excess_jobs(self, task: str, state: State, last: int, limit: int) -> list[JobRecord]:
-        """Return finished jobs kept by number of a task and state, except the newest `last`; oldest first."""
+        """Return finished jobs kept by count of a task and state, except the newest `last`; oldest first."""
 
     def trim(self, now: float, limits: StoreLimits, limit: int) -> int:
         """Delete old event rows, workers, keys, claims and lanes; sum up counters and statistics.

@@ -193,7 +193,7 @@ class GroupOrder:
 
         assert await requests.claim_ids(store) == ["a"]
 
-    async def test_with_order_hold_a_group_waits_for_the_retry_of_its_job(
+    async def test_with_hold_group_a_group_waits_for_the_retry_of_its_job(
         self, store: Store, clock: FakeClock, given: Given
     ) -> None:
         await put_rule(store, on_return=OnReturn.HOLD_GROUP, group_limit=1)

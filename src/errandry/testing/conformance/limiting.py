@@ -515,7 +515,7 @@ class Fairness:
     ) -> None:
         jobs = {queue: await given.waiting(queue=queue, priority=-n) for n, queue in enumerate("abc")}
 
-        claimed_ids = await requests.claim_ids(store, queues=("b", "empty", "a", "c"), order=STRICT)
+        claimed_ids = await requests.claim_ids(store, queues=("b", "empty", "a", "c"), queue_order=STRICT)
 
         assert claimed_ids == [jobs[queue].id for queue in "bac"]
 
@@ -528,7 +528,7 @@ class Fairness:
                 await given.waiting(queue=queue, task="t")
             claim = {
                 "queues": ("seldom", "often", "empty"),
-                "order": (1.0, 5.0, 100.0),
+                "queue_order": (1.0, 5.0, 100.0),
                 "nonce": f"n{number}",
             }
             [first] = await requests.claim(store, limit=1, **claim)

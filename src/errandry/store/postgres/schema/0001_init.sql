@@ -131,7 +131,7 @@ CREATE TABLE errandry.history_long_term PARTITION OF errandry.history FOR VALUES
 CREATE INDEX history_expiry ON errandry.history (expires_at);
 -- Failed and canceled jobs: few among many completed ones, and the usual target of a search.
 CREATE INDEX history_unsuccessful ON errandry.history (seq) WHERE state <> 'completed';
--- Only jobs that are kept by number (`Keep` in core/job.py), so that the index costs the others nothing.
+-- Only jobs that are kept by count (`Keep` in core/job.py), so that the index costs the others nothing.
 CREATE INDEX history_kept_by_number ON errandry.history (task, state, finished_at, seq) WHERE strpos(keep, '"last_') > 0;
 
 -- The `seq` and the partition of each finished job, by id. Without this table, the check whether an id is in use would
@@ -159,9 +159,9 @@ SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priorit
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
 -- none. A transaction that inserts a waiting job takes a key share lock on the lane. Upkeep unmarks or deletes only lanes
--- that no transaction has locked. `turn` orders the groups of a queue (core/fair_queueing.py). A lane from which no job
--- may be claimed now, for example because its queue is paused, is parked until `open_at`; `opened` counts how often it
--- was unparked.
+-- that no transaction has locked. `virtual_start` orders the groups of a queue (core/fair_queueing.py). A lane from
+-- which no job may be claimed now, for example because its queue is paused, is parked until `open_at`; `opened` counts
+-- how often it was unparked.
 CREATE TABLE errandry.lanes (
     lane    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     queue   text COLLATE "C" NOT NULL,
@@ -169,21 +169,21 @@ CREATE TABLE errandry.lanes (
     grp     text COLLATE "C" NOT NULL,
     ready   boolean          NOT NULL,
     used_at double precision NOT NULL,
-    turn    double precision NOT NULL DEFAULT 0,
+    virtual_start double precision NOT NULL DEFAULT 0,
     open_at double precision NOT NULL DEFAULT 0,
     opened  bigint           NOT NULL DEFAULT 0,
     CONSTRAINT lanes_key UNIQUE (queue, grp, task)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX lanes_ready ON errandry.lanes (queue, task, open_at, turn, grp) WHERE ready;
+CREATE INDEX lanes_ready ON errandry.lanes (queue, task, open_at, virtual_start, grp) WHERE ready;
 CREATE INDEX lanes_grouped ON errandry.lanes (lane) WHERE ready AND grp <> '';
 CREATE INDEX lanes_parked ON errandry.lanes (open_at) WHERE ready AND open_at > 0;
 
--- Fair queueing (core/fair_queueing.py) of each queue with groups: `turn` is the virtual time of the queue, `last` the
--- highest turn of its groups.
-CREATE TABLE errandry.rounds (
-    queue text COLLATE "C" PRIMARY KEY,
-    turn  double precision NOT NULL,
-    last  double precision NOT NULL
+-- Fair queueing (core/fair_queueing.py) of each queue with groups: its virtual time, and the highest virtual start of
+-- its groups.
+CREATE TABLE errandry.virtual_times (
+    queue         text COLLATE "C" PRIMARY KEY,
+    virtual_time  double precision NOT NULL,
+    highest_start double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,

@@ -117,7 +117,7 @@ CREATE TABLE history (
 CREATE INDEX history_expiry ON history (expires_at);
 -- Failed and canceled jobs: few among many completed ones, and the usual target of a search.
 CREATE INDEX history_unsuccessful ON history (seq) WHERE state <> 'completed';
--- Only jobs that are kept by number (`Keep` in core/job.py), so that the index costs the others nothing.
+-- Only jobs that are kept by count (`Keep` in core/job.py), so that the index costs the others nothing.
 CREATE INDEX history_kept_by_number ON history (task, state, finished_at) WHERE instr(keep, '"last_');
 
 -- All jobs, in three parts: a search skips the parts that it does not want.
@@ -141,8 +141,8 @@ SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priorit
   FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
--- none. `turn` orders the groups of a queue (core/fair_queueing.py). A lane from which no job may be claimed now, for
--- example because its queue is paused, is parked until `open_at`.
+-- none. `virtual_start` orders the groups of a queue (core/fair_queueing.py). A lane from which no job may be claimed
+-- now, for example because its queue is paused, is parked until `open_at`.
 CREATE TABLE lanes (
     lane    INTEGER PRIMARY KEY,
     queue   TEXT    NOT NULL,
@@ -150,21 +150,21 @@ CREATE TABLE lanes (
     grp     TEXT    NOT NULL,
     ready   INTEGER NOT NULL,
     used_at REAL    NOT NULL,
-    turn    REAL    NOT NULL,
+    virtual_start REAL NOT NULL,
     open_at REAL    NOT NULL,
     UNIQUE (queue, grp, task)
 ) STRICT;
-CREATE INDEX lanes_ready ON lanes (queue, task, open_at, turn, grp) WHERE ready;
+CREATE INDEX lanes_ready ON lanes (queue, task, open_at, virtual_start, grp) WHERE ready;
 CREATE INDEX lanes_grouped ON lanes (lane) WHERE ready AND grp <> '';
 CREATE INDEX lanes_parked ON lanes (open_at) WHERE ready AND open_at > 0;
 CREATE INDEX lanes_idle ON lanes (used_at) WHERE NOT ready;
 
--- Fair queueing (core/fair_queueing.py) of each queue with groups: `turn` is the virtual time of the queue, `last` the
--- highest turn of its groups.
-CREATE TABLE rounds (
-    queue TEXT PRIMARY KEY,
-    turn  REAL NOT NULL,
-    last  REAL NOT NULL
+-- Fair queueing (core/fair_queueing.py) of each queue with groups: its virtual time, and the highest virtual start of
+-- its groups.
+CREATE TABLE virtual_times (
+    queue         TEXT PRIMARY KEY,
+    virtual_time  REAL NOT NULL,
+    highest_start REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Gates of queues, tasks, groups (`name` is the queue of a group) and workers: a pause, a rule, the state of a rate limit,
