@@ -57,6 +57,11 @@ def process_info(ctx: JobContext) -> dict[str, Any]:
 
 
 @jobs.task(runner="process")
+def spawns_a_child(ctx: JobContext) -> None:
+    ctx.spawn(runs_a_loop.new())
+
+
+@jobs.task(runner="process")
 def runs_a_loop() -> int:
     return asyncio.run(_seven())
 

@@ -256,6 +256,18 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
     assert record.errors[0].type == "FileNotFoundError"
 
 
+async def test_a_handler_in_a_process_cannot_spawn_children(jobs: Errandry) -> None:
+    job = await child_tasks.spawns_a_child.using(max_attempts=1).enqueue()
+    await run_burst(jobs)
+
+    record = await jobs.client.record(job.id)
+    assert record.state is State.FAILED
+    assert (
+        record.errors[0].message == "a handler in a process cannot spawn children: leave out runner='process'"
+    )
+    assert len((await jobs.list()).jobs) == 1
+
+
 async def test_the_death_of_a_process_is_an_error_of_the_worker_too(jobs: Errandry) -> None:
     cursor = await jobs.latest_cursor()
     await child_tasks.ends_for_good.enqueue("exit")

@@ -12,7 +12,7 @@ from errandry.api.attempt_outcome import (
     retry_outcome,
     stop_outcome,
 )
-from errandry.api.context import level_name, new_progress
+from errandry.api.context import read_level, read_progress
 from errandry.api.flow import ChildResults, read_child_results
 from errandry.api.job import Job
 from errandry.api.options import Duration
@@ -156,14 +156,23 @@ class ClaimedJob:
     async def progress(
         self, done: SupportsFloat, text: str = "", *, total: SupportsFloat | None = None
     ) -> None:
-        """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`."""
+        """Report progress: a share from 0 to 1, `progress(0.5)`, or a count, `progress(50, total=100)`.
+
+        A value that is no progress is not written: a warning in the program's log says what is right.
+        """
         self._check_unsettled("report progress of")
-        await self._note(Note(self._claim.ref, new_progress(done, self._redacted_text(text), total)))
+        progress = read_progress(done, text, total, self._redacted_text)
+        if progress is not None:
+            await self._note(Note(self._claim.ref, progress))
 
     async def log(self, text: Any, level: str | int = "info") -> None:
-        """Add a line to the job's log. `level` is a name, such as "warning", or a number of `logging`."""
+        """Add a line to the job's log. `level` is a name, such as "warning", or a number of `logging`.
+
+        A line with any other level is written as "info": a warning in the program's log says what is right.
+        """
         self._check_unsettled("log a line of")
-        line = LogLine(self._app.clock.time(), self._redacted_text(text), level_name(level))
+        level = read_level(level, self._redacted_text)
+        line = LogLine(self._app.clock.time(), self._redacted_text(text), level)
         await self._note(Note(self._claim.ref, None, (line,)))
 
     async def complete(self, result: Any = None) -> None:
@@ -253,7 +262,9 @@ class ClaimedJob:
     def _stop_settling(self) -> None:
         """Stop writing an outcome that the store has not taken yet; for the claimer."""
         if self._settling is not None and not self._settling.done():
-            log.warning("%s: its outcome may be unwritten, its claimer is left", self._claim)
+            log.warning(
+                "the outcome of %s may be unwritten: its claimer closed before the answer", self._claim
+            )
             self._settling.cancel()
 
     def _leave_outcome(self, error: BaseException | None) -> Outcome | None:
@@ -262,7 +273,9 @@ class ClaimedJob:
         if (reason := self._claim.stop_reason) is not None:
             outcome = stop_outcome(backoffs, record, reason, record.timeout)
             if outcome is None:
-                log.warning("%s was left, its lease is lost, another worker may run it again", self._claim)
+                log.warning(
+                    "%s was not settled before its lease was lost; another worker may run it", self._claim
+                )
             return outcome
         if not isinstance(error, Exception):
             return ReleaseOutcome()
@@ -333,7 +346,9 @@ class ClaimedJob:
         if not isinstance(answer, Lost):
             return
         if not self._claim.is_lost:
-            log.warning("%s: its lease is lost, it should stop: %s", self._claim, describe_loss(answer.cause))
+            log.warning(
+                "the lease of %s is lost, it should stop: %s", self._claim, describe_loss(answer.cause)
+            )
             self._claim.mark_lost(answer.cause)
         raise LeaseLost(self.id, self.fence, answer.cause)
 

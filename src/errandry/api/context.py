@@ -67,6 +67,7 @@ class JobContext:
     _steps: StepJournal | None = None
     _job: Job[Any] | None = None
     _stopped = False
+    _can_have_children = True  # False in child processes
     _stop: Event | None = None  # created by `wait`: few handlers need it, and creating it is costly
 
     def __init__(
@@ -142,14 +143,8 @@ class JobContext:
         Returns at once; the progress is written with the next pass. A value that is no progress is not
         written: a warning in the job's log says what is right, and the attempt goes on.
         """
-        try:
-            progress = new_progress(done, self._redact(check.readable_text(text)), total)
-        except InvalidValue as error:
-            total_given = "" if total is None else f", total={short_repr(total)}"
-            call = f"progress({short_repr(done)}{total_given})"
-            log.warning("%s is not written: %s", self._redact(call), error.why)
-            return
-        self._note(progress, ())
+        if (progress := read_progress(done, text, total, self._redact)) is not None:
+            self._note(progress, ())
 
     def log(self, text: Any, level: str | int = "info") -> None:
         """Add a line to the job's log. Returns at once; it is written with the next pass.
@@ -157,16 +152,12 @@ class JobContext:
         `level` is a name, such as "warning", or a number of `logging`. A line with any other level is written
         as "info": a warning in the job's log says what is right, and the attempt goes on.
         """
-        try:
-            name = level_name(level)
-        except InvalidValue as error:
-            log.warning("a log line is written as info: %s", self._redact(str(error)))
-            name = "info"
-        self._note(None, (LogLine(0.0, self._redact(check.readable_text(text)), name),))
+        line = LogLine(0.0, self._redact(check.readable_text(text)), read_level(level, self._redact))
+        self._note(None, (line,))
 
     def children(self) -> tuple[Child, ...]:
         """The child jobs that this job has waited for, in the order they were given."""
-        if self._children is None and self._record.children:
+        if not self._can_have_children:
             raise TypeError("a handler in a process does not see its children: leave out runner='process'")
         return self._children or ()
 
@@ -181,6 +172,8 @@ class JobContext:
         `policy` decides what a failed child means for this job: it fails too, ignores the failure, or is
         removed.
         """
+        if not self._can_have_children:
+            raise TypeError("a handler in a process cannot spawn children: leave out runner='process'")
         raise SuspendForChildren(calls, policy)
 
     @overload
@@ -197,7 +190,7 @@ class JobContext:
         The result is durable when this returns. If the process dies before that, the next run calls the
         function again.
         """
-        return await self.steps.step(name, function, *args, **kwargs)
+        return await self._journal.step(name, function, *args, **kwargs)
 
     def sleep(self, after: Span, name: str | None = None) -> None:
         """End this run and call the handler again `after` that time, from its beginning; costs no attempt.
@@ -205,7 +198,7 @@ class JobContext:
         In that later run this call returns at once. A sleep is identified by its position among the handler's
         sleeps, or by `name`.
         """
-        self.steps.sleep(after, name)
+        self._journal.sleep(after, name)
 
     async def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
         """Return the payload of a signal: `jobs.signal(job_id, "approval", payload)`.
@@ -214,7 +207,7 @@ class JobContext:
         again, from its beginning, when the signal arrives. If `timeout` passes first, this raises
         TimeoutError in that run and in all later ones.
         """
-        return self.steps.signal(signal, timeout)
+        return self._journal.signal(signal, timeout)
 
     @property
     def sync(self) -> "SyncContext":
@@ -222,7 +215,7 @@ class JobContext:
         return SyncContext(self)
 
     @property
-    def steps(self) -> StepJournal:
+    def _journal(self) -> StepJournal:
         """The steps of this job; for the worker."""
         if self._steps is None:
             self._steps = StepJournal(self._record, (), self._save_step)
@@ -259,11 +252,11 @@ class SyncContext:
         self._ctx = ctx
 
     def step(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._ctx.steps.step_sync(name, function, *args, **kwargs)
+        result: T = self._ctx._journal.step_sync(name, function, *args, **kwargs)
         return result
 
     def wait_for(self, signal: str, timeout: Span | None = None) -> Any:
-        return self._ctx.steps.signal(signal, timeout)
+        return self._ctx._journal.signal(signal, timeout)
 
 
 class BatchContext(JobContext):
@@ -286,7 +279,7 @@ class BatchContext(JobContext):
         raise TypeError("a batch has a fence for each of its jobs: ctx.jobs[n].fence")
 
     @property
-    def steps(self) -> StepJournal:
+    def _journal(self) -> StepJournal:
         raise TypeError("a batch has steps for each of its jobs: ctx.jobs[n].step")
 
     @property
@@ -298,28 +291,39 @@ class BatchContext(JobContext):
             ctx._note(progress, logs)
 
 
-def new_progress(done: Any, text: str, total: Any) -> Progress:
-    """A share of progress, or a count of `total`, as any kind of number; InvalidValue if it is neither."""
+def read_progress(done: Any, text: Any, total: Any, redact: Callable[[str], str]) -> Progress | None:
+    """A share of progress, or a count of `total`, as any kind of number.
+
+    If it is neither, a warning says what is right, and the result is None: a report never fails an attempt.
+    """
     try:
         share = done if total is None else done / total
         if isinstance(share, str | bytes | bool):  # `float` accepts them
             raise TypeError
-        return Progress(float(share), text)
+        return Progress(float(share), redact(check.readable_text(text)))
     except Exception:  # such as an overflow, or what a class of numbers raises itself
-        hint = "give a share from 0 to 1, or a count with its total: progress(50, total=100)"
-        raise InvalidValue("progress", done, hint) from None
+        total_given = "" if total is None else f", total={short_repr(total)}"
+        log.warning(
+            "progress(%s%s) is not written: give a share from 0 to 1, "
+            "or a count with its total: progress(50, total=100)",
+            *(redact(short_repr(done)), redact(total_given)),
+        )
+        return None
 
 
-def level_name(level: Any) -> str:
-    """A level of a log line by its name; InvalidValue if it is neither a name nor a number of `logging`."""
+def read_level(level: Any, redact: Callable[[str], str]) -> str:
+    """A level of a log line by its name; "info", with a warning, if it is neither a name nor a number."""
     if isinstance(level, int) and not isinstance(level, bool) and 0 <= level <= LEVEL_NUMBER_MAX:
         return logging.getLevelName(level).lower()
     try:
         return check.name("level", level)
     except InvalidValue:
-        raise InvalidValue(
-            "level", level, 'must be a name, such as "warning", or a number of logging'
-        ) from None
+        log.warning(
+            'a log line is written as info: level=%s: must be a name, such as "warning", '
+            "or a number of logging",
+            redact(short_repr(level)),
+        )
+        return "info"
 
 
 def _ignore_note(progress: Progress | None, logs: tuple[LogLine, ...]) -> None: ...

@@ -119,7 +119,7 @@ class ChildPool:
             function.__qualname__,
             task.run_rules.batch,
             task.run_rules.memory,
-            tuple(run.ctx.steps.loaded for run in call.runs) if any(job.steps for job in jobs) else (),
+            tuple(run.ctx._journal.loaded for run in call.runs) if any(job.steps for job in jobs) else (),
         )
         try:
             with call.time_limit():

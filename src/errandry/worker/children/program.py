@@ -151,6 +151,7 @@ class ChildProgram:
             run = JobRun(job, float("inf"), self, self._loop)
             note, save_step = partial(self._send_notes, place), partial(self._send_step, place)
             run.ctx = JobContext(job, self.make_job, note, save_step)
+            run.ctx._can_have_children = False
             if message.steps:
                 run.ctx._load_steps(message.steps[place])
             runs.append(run)
