@@ -71,7 +71,7 @@ MIRRORS = (
         "Errandry",
         {"operations": "Operations", "client": "Client", "app": "Errandry"},
         "mirrored.client",
-        skip=("task", "run_worker", "engine", "store", "clock", "codec"),
+        skip=("task", "engine", "store", "clock", "codec"),
         fields={"schedules": "Schedules", "workers": "Workers"},
     ),
 )
@@ -87,6 +87,7 @@ BODIES = {
     "Task.bind": "return self._mirrored.bind(connection).sync",
     "Errandry.bind": "return self._mirrored.bind(connection).sync",
     "Errandry.close": "self._mirrored.client.close_sync(timeout)",
+    "Errandry.run_worker": "event_loop.run(self._mirrored.run_worker(signals=signals, **options))",
     "Errandry.__aexit__": "self.close()",
     "Claimer.__aexit__": """
         try:
@@ -135,6 +136,7 @@ from typing import (
     overload,
 )
 
+from errandry import event_loop
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
 from errandry.core.command import DEFAULT_LEASE

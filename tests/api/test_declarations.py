@@ -272,6 +272,15 @@ class TestRules:
         assert await live.queue("mail").reset_rules(declared=True) == Rule()
         assert await live.rules() == []
 
+    async def test_a_task_resets_what_the_code_declares_too(self, live: Errandry) -> None:
+        @live.task(limit=5)
+        async def send() -> None: ...
+
+        await live.put_declared()
+
+        assert await send.reset_rules() == Rule(limit=5)
+        assert await send.reset_rules(declared=True) == Rule()
+
     async def test_a_queue_declared_without_rules_has_none_of_the_code(
         self, live: Errandry, another: Callable[..., Errandry]
     ) -> None:

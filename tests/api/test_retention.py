@@ -83,6 +83,18 @@ async def test_prune_deletes_jobs_by_query_or_whose_keep_is_over(
     assert [record.id for record in (await jobs.list()).jobs] == [waiting.id]
 
 
+async def test_prune_deletes_the_finished_jobs_among_the_given_ids(
+    jobs: Errandry, send: Task[[int], int]
+) -> None:
+    done, other = [await send.enqueue(n) for n in range(2)]
+    await drain(jobs)
+    waiting = await send.enqueue(9)
+
+    assert (await jobs.prune(done.id, waiting.id, dry_run=True)).moved == (done.id,)
+    assert (await jobs.prune(done.id, waiting.id)).moved == (done.id,)
+    assert {job.id for job in (await jobs.list()).jobs} == {other.id, waiting.id}
+
+
 async def test_the_archive_gets_jobs_before_they_are_deleted(jobs: Errandry, send: Task[[int], int]) -> None:
     seen: list[str] = []
 

@@ -193,6 +193,7 @@ async def test_a_job_waits_for_a_signal(jobs: Errandry) -> None:
     job = await work.enqueue()
     await drain(jobs, until_idle=True)
     assert (await job.refresh()).record.awaited_signal == "approval"
+    assert [(step.name, step.until) for step in await jobs.steps(job.id)] == [("approval", None)]
 
     assert await job.signal("approval", {"by": "ann"}) is True
     assert await jobs.signal(job.id, "approval", {"by": "bob"}) is False

@@ -147,6 +147,14 @@ def test_a_claimer_whose_app_is_closed_inside_of_its_block_ends_without_an_error
     assert "its jobs stay claimed until their leases expire" in caplog.text
 
 
+def test_a_worker_runs_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
+    job = add.sync.enqueue(2, 3)
+
+    app.sync.run_worker(burst=True)
+
+    assert job.refresh().state is State.COMPLETED
+
+
 def test_events_are_iterated_without_a_loop(app: Errandry, add: Task[[int, int], int]) -> None:
     cursor = app.sync.latest_cursor()
     job = add.sync.enqueue(1, 2)

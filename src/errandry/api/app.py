@@ -301,11 +301,13 @@ class Errandry(Client):
         return function
 
     async def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
-        """Delete finished jobs that match `query`; without one, those whose `keep` time is over.
+        """Delete finished jobs by id or query; without both, those whose `keep` time is over.
 
         The archive function, if one is declared, gets them first.
         """
-        finished_query = only_finished(PRUNABLE_QUERY if query is None else query)
+        if query is None:
+            query = "" if ids else PRUNABLE_QUERY
+        finished_query = only_finished(query)
         if dry_run or self.archiver is None:
             return await self.remove(*ids, query=finished_query, dry_run=dry_run)
         prunable = (await self.remove(*ids, query=finished_query, dry_run=True)).moved
@@ -428,7 +430,9 @@ class Errandry(Client):
         )
 
     async def run_worker(self, *, signals: bool = False, **options: Any) -> None:
-        """Run a worker in this program until it is stopped: `await jobs.run_worker(concurrency=20)`.
+        """Run a worker in this program until it is stopped.
+
+            await jobs.run_worker(concurrency=20)
 
         `options` are those of `WorkerOptions`. With `signals`, SIGTERM and SIGINT stop it once the handlers
         have finished. If it is canceled, it releases its jobs without waiting for their handlers.

@@ -34,7 +34,7 @@ class Step(Struct, frozen=True):
     kind    step, sleep or signal
     result  the result of a step or the payload of a signal, as plain values
     at      when the step was finished, the sleep began or the signal came; None while the job waits for it
-    until   when the sleep ends, or the wait for the signal
+    until   when the sleep ends, or the wait for the signal; None if it waits without a timeout
     """
 
     name: str
@@ -51,8 +51,13 @@ def step_of_record(record: StepRecord) -> Step:
         kind=record.kind,
         result=None if record.result is None else from_json(record.result),
         at=as_datetime(record.at),
-        until=as_datetime(record.until),
+        until=None if _is_endless(record) else as_datetime(record.until),
     )
+
+
+def _is_endless(record: StepRecord) -> bool:
+    """True for a wait without a timeout: it is stored with the longest one."""
+    return record.until is not None and record.kind is StepKind.SIGNAL and record.until >= check.SPAN_MAX
 
 
 class StepJournal:

@@ -23,6 +23,7 @@ from typing import (
     overload,
 )
 
+from errandry import event_loop
 from errandry.api.blocking import Blocking
 from errandry.api.job_view import JobPage, JobView
 from errandry.core.command import DEFAULT_LEASE
@@ -462,9 +463,9 @@ class SyncTask(Blocking, Generic[P, R_co]):
         """Change the given rules for all workers at once: `send.set_rules(limit=5, rate="100/minute")`."""
         return self._wait(self._mirrored.set_rules(by=by, **changes))
 
-    def reset_rules(self, *fields: str, by: str = "") -> Rule:
+    def reset_rules(self, *fields: str, declared: bool = False, by: str = "") -> Rule:
         """Return these rules, or all, to the values that `@jobs.task` declares."""
-        return self._wait(self._mirrored.reset_rules(*fields, by=by))
+        return self._wait(self._mirrored.reset_rules(*fields, declared=declared, by=by))
 
 
 class SyncErrandry(Blocking):
@@ -638,7 +639,7 @@ class SyncErrandry(Blocking):
         return self._wait(self._mirrored.queues())
 
     def held(self, limit: int = 100) -> builtins.list[SyncJob[Any]]:
-        """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
+        """Jobs that workers hold, claimed or running, sorted by the end of their lease."""
         return [SyncJob(job) for job in self._wait(self._mirrored.held(limit))]
 
     def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:
@@ -690,7 +691,7 @@ class SyncErrandry(Blocking):
         return self._wait(self._mirrored.put_declared(prune=prune))
 
     def prune(self, *ids: str, query: str | None = None, dry_run: bool = False) -> Moved:
-        """Delete finished jobs that match `query`; without one, those whose `keep` time is over."""
+        """Delete finished jobs by id or query; without both, those whose `keep` time is over."""
         return self._wait(self._mirrored.prune(*ids, query=query, dry_run=dry_run))
 
     def enqueue(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> SyncJob[Any]:
@@ -742,6 +743,10 @@ class SyncErrandry(Blocking):
                 queues=queues, tasks=tasks, lease=lease, renew=renew, worker=worker, upkeep=upkeep
             )
         )
+
+    def run_worker(self, *, signals: bool = False, **options: Any) -> None:
+        """Run a worker in this program until it is stopped."""
+        event_loop.run(self._mirrored.run_worker(signals=signals, **options))
 
     def __enter__(self) -> Self:
         self._wait(self._mirrored.__aenter__())

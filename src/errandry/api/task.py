@@ -107,7 +107,7 @@ class Call(Struct, Generic[R_co], frozen=True):
         return self.job
 
 
-class TaskBackend(Protocol):
+class TaskApp(Protocol):
     """The attributes and methods of the app that a task uses."""
 
     @property
@@ -119,7 +119,7 @@ class TaskBackend(Protocol):
     @property
     def backoffs(self) -> dict[str, Callable[[int], float]]: ...
 
-    def bind(self, connection: object) -> "TaskBackend": ...
+    def bind(self, connection: object) -> "TaskApp": ...
 
     def remote_task(self, name: str) -> GateHandle: ...
 
@@ -129,10 +129,10 @@ class TaskBackend(Protocol):
     def client(self) -> StoreClient: ...
 
     @property
-    def sync(self) -> "SyncTaskBackend": ...
+    def sync(self) -> "SyncTaskApp": ...
 
 
-class SyncTaskBackend(Protocol):
+class SyncTaskApp(Protocol):
     """The method of the blocking app that a blocking task uses."""
 
     def enqueue_many(self, calls: list[Call[Any]]) -> list[SyncJob[Any]]: ...
@@ -148,7 +148,7 @@ class Task(Generic[P, R_co]):
 
     def __init__(
         self,
-        app: TaskBackend,
+        app: TaskApp,
         function: Callable[..., Any],
         name: str,
         runner: Runner,
@@ -264,12 +264,12 @@ class Task(Generic[P, R_co]):
         """
         return await self.app.remote_task(self.name).set_rules(by=by, **changes)
 
-    async def reset_rules(self, *fields: str, by: str = "") -> Rule:
+    async def reset_rules(self, *fields: str, declared: bool = False, by: str = "") -> Rule:
         """Return these rules, or all, to the values that `@jobs.task` declares.
 
         See `GateHandle.reset_rules`.
         """
-        return await self.app.remote_task(self.name).reset_rules(*fields, by=by)
+        return await self.app.remote_task(self.name).reset_rules(*fields, declared=declared, by=by)
 
     def _copy(self) -> "Task[P, R_co]":
         other: Task[P, R_co] = object.__new__(type(self))
@@ -278,7 +278,7 @@ class Task(Generic[P, R_co]):
 
 
 def declare_task(
-    app: TaskBackend,
+    app: TaskApp,
     function: Callable[..., Any],
     options: TaskOptions | BatchOptions,
     default_fields: Mapping[str, Any],
@@ -379,7 +379,7 @@ def _linger_seconds(options: Mapping[str, Any]) -> float:
 
 
 def new_job_by_name(
-    app: TaskBackend,
+    app: TaskApp,
     task: str,
     arguments: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -393,7 +393,7 @@ def new_job_by_name(
     return _new_job(app, template, fields, to_json("arguments", dict(arguments)))
 
 
-def _new_job(app: TaskBackend, template: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:
+def _new_job(app: TaskApp, template: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:
     """A copy of `template` with its own id, payload and unique key."""
     job_id = fields["id"] if "id" in fields else uuid7(app.clock.time(), secrets.token_bytes(10))
     payload, is_plain = arguments, type(app.codec) is PlainCodec
@@ -410,7 +410,7 @@ def _new_job(app: TaskBackend, template: NewJob, fields: dict[str, Any], argumen
     return copy_job(template, id=job_id, payload=payload, **unique_fields)
 
 
-def _job_template(app: TaskBackend, task: str, rules: RunRules, fields: dict[str, Any]) -> NewJob:
+def _job_template(app: TaskApp, task: str, rules: RunRules, fields: dict[str, Any]) -> NewJob:
     """A checked job with these fields, to be copied for each call: copying is cheaper than checking again."""
     job = NewJob(**({"id": "-"} | fields | {"task": task, "payload": "{}", "unique": None}))
     function = job.backoff.function if job.backoff is not None else None
