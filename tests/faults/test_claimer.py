@@ -56,7 +56,7 @@ async def test_a_claimer_suspended_past_its_lease_changes_nothing(scene: Scene) 
     assert (record.state, record.fence) == (State.COMPLETED, second.fence)
     assert record.result is not None
     assert json.loads(record.result)["pid"] == other.pid
-    assert f"job {job} (hold): its lease is lost" in zombie.log()
+    assert f"the lease of job {job} (hold) is lost" in zombie.log()
     await scene.check()
 
 

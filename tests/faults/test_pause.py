@@ -36,7 +36,7 @@ async def test_a_worker_suspended_past_its_lease_stops_its_handler(scene: Scene)
 
     zombie.resume()
 
-    log = await zombie.wait_for_log("its lease is lost")
+    log = await zombie.wait_for_log("is lost, it should stop")
     assert f"job {job} (hold)" in log
     [ended] = await scene.ended(job)
     assert (ended.pid, ended.fence, ended.ending) == (zombie.pid, first.fence, "canceled")
@@ -59,7 +59,7 @@ async def test_a_worker_suspended_past_its_lease_changes_nothing(scene: Scene) -
 
     zombie.resume()
 
-    await zombie.wait_for_log("its outcome is lost with its lease")
+    await zombie.wait_for_log("its lease is lost, another worker may run it")
     record = await scene.app.client.record(job)
     assert (record.state, record.fence, record.worker is None) == (State.RUNNING, second.fence, False)
     scene.open_gate(attempt=2)

@@ -34,7 +34,7 @@ async def wait_for_workers(scene: CommandScene, count: int) -> list[int]:
 
 
 def started_processes(command: Command) -> list[int]:
-    return [int(pid) for pid in re.findall(r"worker \d+ is process (\d+)", command.log())]
+    return [int(pid) for pid in re.findall(r"started worker \d+, process (\d+)", command.log())]
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_here"])

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from errandry import Errandry, JobContext
+from errandry import Errandry, Event, JobContext
 from errandry.errors import StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
@@ -44,7 +44,30 @@ async def test_a_lost_lease_stops_the_handler_and_nothing_is_written(live: Erran
     assert (await live.list()).jobs == ()
 
 
-async def test_a_store_that_is_away_for_a_moment_costs_no_job(live: Errandry) -> None:
+async def test_a_lease_that_is_not_renewed_in_time_is_an_error_event(
+    jobs: Errandry, clock: FakeClock, gate: Gate
+) -> None:
+    """A store that hangs raises no error that could be reported."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    @jobs.on("error")
+    async def hear(event: Event) -> None:
+        heard.put_nowait(event.text)
+
+    @jobs.task
+    async def work() -> None:
+        await gate.pass_through()
+
+    await work.enqueue()
+    async with running_worker(jobs) as worker:
+        await gate.begun.wait()
+        clock.advance(31)
+        text = await asyncio.wait_for(heard.get(), WAIT_TIMEOUT)
+
+    assert text == f"worker {worker.id}: lost leases: they could not be renewed in time"
+
+
+async def test_an_unavailable_store_for_a_moment_costs_no_job(live: Errandry) -> None:
     @live.task
     async def work(n: int) -> int:
         if n == 3:

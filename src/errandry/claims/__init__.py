@@ -1,1 +1,1 @@
-"""What a program does that holds claims: renew leases, send heartbeats, run upkeep."""
+"""What workers and claimers share: renewal of leases, heartbeats, upkeep, error reports."""

@@ -1,4 +1,4 @@
-"""Errors as the record of a job keeps them."""
+"""Converts exceptions to the `Failure` that is stored with a job."""
 
 import traceback
 
@@ -7,7 +7,7 @@ from errandry.core.state import Reason
 
 
 def failure(error: BaseException, kind: Reason = Reason.ERROR) -> Failure:
-    """`error` for the record of a job."""
+    """The error as it is stored with a job."""
     trace = "".join(traceback.format_exception(error))
     try:
         message = str(error)

@@ -70,6 +70,7 @@ class Leases:
     ) -> None:
         self._engine, self._clock, self._worker = engine, clock, worker
         self._lease, self._interval = lease, interval
+        self._on_trouble = on_trouble
         self._due = clock.monotonic() + interval
         self._held: dict[str, HeldClaim] = {}
         self._watch_log = ThrottledLog(
@@ -105,8 +106,8 @@ class Leases:
             if now >= self._due and (renewing is None or renewing.done()):
                 renewing, self._due = asyncio.create_task(self.renew_all()), now + interval
             for run in list(self._held.values()):
-                if run.lease_until <= now:
-                    self._mark_lost(run, "it could not be renewed in time")
+                if run.lease_until <= now and self._mark_lost(run, "it could not be renewed in time"):
+                    self._on_trouble("lost leases: they could not be renewed in time")
             await asyncio.sleep(min(POLL_INTERVAL, interval / 4))
 
     async def watch_cancels(self) -> None:
@@ -158,10 +159,13 @@ class Leases:
                     run.stop(StopReason.CANCEL)
         return True
 
-    def _mark_lost(self, run: HeldClaim, reason: str) -> None:
-        if self._held.get(run.ref.job) is run and not run.is_lost and not run.is_settling:
-            log.warning("%s: its lease is lost, it should stop: %s", run, reason)
-            run.mark_lost(reason)
+    def _mark_lost(self, run: HeldClaim, reason: str) -> bool:
+        """Log that the lease is lost and stop the run; False if it is lost already or its job has ended."""
+        if self._held.get(run.ref.job) is not run or run.is_lost or run.is_settling:
+            return False
+        log.warning("the lease of %s is lost, it should stop: %s", run, reason)
+        run.mark_lost(reason)
+        return True
 
 
 async def settle_all(
@@ -169,7 +173,7 @@ async def settle_all(
 ) -> Sequence[Answer | TimeoutError]:
     """Write these outcomes and return the answers, or TimeoutError for those that did not come in time.
 
-    Each outcome that the store did not take is logged.
+    Each outcome that could not be written is logged.
     """
     answers: Sequence[Answer | TimeoutError]
     try:

@@ -1,4 +1,4 @@
-"""A claim that a program holds by hand, as the renewal of leases sees it."""
+"""The lease of a job that a program has claimed with `jobs.claimer`."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from errandry.core.job import JobRecord
 
 
 class OpenClaim:
-    """A claim from its answer until it is settled or lost; `on_end` is called then, from any thread.
+    """A claim until its job is settled or its lease is lost; then it calls `on_end`, from any thread.
 
     The lease counts from `sent_at`, the monotonic time at which the claim was sent. The timeout of the job
     counts from now. After it the lease is no longer renewed, so that a program that hangs loses the job.

@@ -1,4 +1,4 @@
-"""Whether an outcome is written again after an answer: one rule for workers and claimers."""
+"""Decides whether an unwritten outcome is sent again, for workers and claimers."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from errandry.errors import ReplyLost, StoreClosed, StoreUnavailable
 log = logging.getLogger("errandry.worker")
 
 RETRY_AFTER = 1.0
-"""Maximum seconds before an outcome that the store did not take is sent again."""
+"""Maximum seconds before an outcome that the store could not write is sent again."""
 
 
 class PendingOutcome:
@@ -29,11 +29,11 @@ class PendingOutcome:
         self.in_doubt = self._has_failed = False
 
     def should_retry(self, answer: Answer, on_trouble: OnTrouble, redact: Callable[[str], str]) -> bool:
-        """Note an answer; whether to send the outcome again later. Trouble is reported."""
+        """Return True if the outcome should be sent again later, after this answer. Reports errors."""
         if not isinstance(answer, StoreUnavailable) or isinstance(answer, StoreClosed):
             return False
         if not self._has_failed:
-            log.warning("%s: its outcome cannot be written yet, retrying: %s", self.claim, answer)
+            log.warning("cannot write the outcome of %s, retrying: %s", self.claim, answer)
         on_trouble("cannot write outcomes, retrying", answer, redact)
         self._has_failed = True
         self.in_doubt |= isinstance(answer, ReplyLost)
@@ -44,11 +44,11 @@ class PendingOutcome:
         claim = self.claim
         if not claim.is_settling:
             if claim.is_lost:
-                log.error("%s: its outcome is lost with its lease, another worker may run it again", claim)
+                log.error("discarding the outcome of %s: its lease is lost, another worker may run it", claim)
             return claim.is_lost
         if not self._has_failed or now < claim.lease_until:  # nothing renews the lease meanwhile
             return False
         unwritten = "may be unwritten" if self.in_doubt else "is unwritten"
-        log.error("%s: its outcome %s, and its lease has expired; giving up", claim, unwritten)
-        on_trouble("gave up on an outcome: the store did not take it before the lease expired")
+        log.error("giving up on the outcome of %s: it %s, and the lease has expired", claim, unwritten)
+        on_trouble("gave up on an outcome: the lease expired before the store could write it")
         return True

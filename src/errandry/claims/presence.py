@@ -56,7 +56,7 @@ class Presence:
             await self.report()
 
     async def report(self, *, gone: bool = False) -> None:
-        """Write a heartbeat; with `gone` the last one. If the store cannot take it, log a warning."""
+        """Write a heartbeat; with `gone` the last one. If the store cannot write it, log a warning."""
         beat = replace(
             self._describe(), host=socket.gethostname(), pid=os.getpid(), alive=self._liveness.path, gone=gone
         )

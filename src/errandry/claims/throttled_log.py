@@ -1,4 +1,4 @@
-"""Logs a repeated failure once, and its end: a store that is away must not flood the log."""
+"""Logs a repeated failure once, and its end, so that an unavailable store does not flood the log."""
 
 import logging
 

@@ -1,6 +1,6 @@
-"""Reports trouble of a worker as `error` events: to this process's observers at once, and to the store.
+"""Reports errors of a worker or its store as `error` events, to observers in this process and to the store.
 
-The store may be what is in trouble. So reports are kept until it takes them.
+Observers get them at once. The store itself may be failing, so reports for it wait until it has written them.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from errandry.store.engine.engine import Engine
 log = logging.getLogger("errandry.worker")
 
 QUIET_AFTER = 60.0
-"""Seconds without the same trouble after which it is reported again."""
+"""Seconds that an error must be absent before it is reported again."""
 RETRY_AFTER = 1.0
-"""Seconds before reports that the store did not take are sent again."""
+"""Seconds before reports that the store could not write are sent again."""
 UNSTORED_MAX = REPORT_MAX - 1
-"""Maximum number of reports that wait for the store. With them goes the number of those dropped."""
+"""Maximum number of reports that wait for the store. The number of dropped reports is stored with them."""
 WAKE_INTERVAL = 60.0
 """Maximum seconds between two checks for new reports; a new report wakes the loop at once."""
 
@@ -48,7 +48,7 @@ def ignore_trouble(
 
 
 class TroubleReporter:
-    """The reports of one worker. The same trouble, such as a store that stays away, is reported once.
+    """The reports of one worker. A lasting error, such as an unavailable store, is reported once.
 
     At most `UNSTORED_MAX` reports wait for the store: the newest. The number of dropped ones is stored too.
     """
@@ -105,7 +105,9 @@ class TroubleReporter:
             texts, dropped = self._take()
             if texts:
                 note = (
-                    (f"{dropped:,} older errors were dropped while the store took none",) if dropped else ()
+                    (f"{dropped:,} older errors were dropped while the store could not write them",)
+                    if dropped
+                    else ()
                 )
                 try:
                     await self._engine.submit(ReportTrouble(self.worker, (*note, *texts)))

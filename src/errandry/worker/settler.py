@@ -111,7 +111,7 @@ class Settler:
                     self._report("gave up on an outcome", run, answer)
                 case _:
                     why = describe_loss(answer.cause) if isinstance(answer, Lost) else answer
-                    log.warning("%s: its outcome came too late, discarding it: %s", run, why)
+                    log.warning("discarding the outcome of %s, it came too late: %s", run, why)
         self._finish(run, on_settled)
 
     def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:

@@ -17,7 +17,7 @@ from errandry.worker.handler_call import JobRun
 log = logging.getLogger("errandry.worker")
 
 RETRY_AFTER = 0.5
-"""Seconds before a step result that the store did not take is sent again."""
+"""Seconds before a step result that the store could not write is sent again."""
 
 
 class StepWriter:

@@ -82,7 +82,7 @@ class Supervisor:
             began = monotonic()
             worker = await _Worker.start(self._command)
             self._workers.add(worker)
-            log.info("worker %d is process %d", number, worker.pid)
+            log.info("started worker %d, process %d", number, worker.pid)
             code = await self._wait_for_exit(worker)
             self._workers.discard(worker)
             if self._stopping.is_set() or (code == 0 and not worker.is_stopped):
@@ -119,7 +119,7 @@ class Supervisor:
         """Wait before a worker is restarted, longer after each failure. Give up if none becomes ready."""
         ending = describe_exit(code)
         if self._reload is not None and (self._failed_starts or code == USAGE_ERROR):
-            log.error("worker %d %s at its start: it starts again when a file changes", number, ending)
+            log.error("worker %d %s while it started; a changed file restarts it", number, ending)
             await _wait_for_any(self._changed, self._stopping)
         elif self._failed_starts >= FAILED_STARTS_MAX:
             log.error(

@@ -65,7 +65,7 @@ async def test_a_lease_that_is_not_renewed_is_lost(
 
     assert await enqueued.result(WAIT_TIMEOUT) == "in time"
     assert not job.settled
-    assert f"job {job.id} (send): its lease is lost" in caplog.text
+    assert f"the lease of job {job.id} (send) is lost" in caplog.text
 
 
 async def test_a_block_whose_lease_is_lost_writes_nothing(jobs: Errandry) -> None:

@@ -128,7 +128,7 @@ async def test_a_job_whose_outcome_cannot_be_written_is_free_when_its_lease_ends
                 errors = [await anext(jobs.events(cursor, kind="error"))]
 
     assert "cannot write outcomes, retrying: StoreFull" in errors[0].text
-    assert "its outcome is unwritten, and its lease has expired; giving up" in caplog.text
+    assert "it is unwritten, and the lease has expired" in caplog.text
 
 
 async def test_the_lease_of_a_job_that_was_let_go_unsettled_is_not_renewed(

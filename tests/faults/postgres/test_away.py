@@ -83,7 +83,7 @@ async def test_a_handler_is_canceled_when_its_lease_can_no_longer_be_renewed(
         [end] = await scene.ended(job)
         assert (end.ending, end.fence) == ("canceled", run.fence)
         assert end.at - gone < load.scaled(1.5 * lease)
-        await worker.wait_for_log("its lease is lost, it should stop: it could not be renewed in time")
+        await worker.wait_for_log("is lost, it should stop: it could not be renewed in time")
     finally:
         mortal.start()
     back = time.monotonic()
