@@ -5,7 +5,7 @@ from html import escape
 from math import hypot
 from typing import NamedTuple
 
-from errandry.core.state import TABLE, TERMINAL, Actor, Move, State
+from errandry.core.state import OPERATOR_ACTORS, TABLE, TERMINAL, Move, State
 
 WIDTH, HEIGHT = 960, 460
 BOX_SIZE = (104, 40)
@@ -95,14 +95,14 @@ def _drawn_moves() -> list[Move]:
     return [
         move
         for move, rule in TABLE.items()
-        if rule.by is not Actor.OPERATOR and len(rule.leads) < DRAWN_SOURCES_MAX
+        if rule.by not in OPERATOR_ACTORS and len(rule.leads) < DRAWN_SOURCES_MAX
     ]
 
 
 def _notes() -> Iterator[str]:
     """Notes for the moves from many states, without those of operators."""
     for move, rule in TABLE.items():
-        if rule.by is Actor.OPERATOR or move in _drawn_moves():
+        if rule.by in OPERATOR_ACTORS or move in _drawn_moves():
             continue
         for target in dict.fromkeys(rule.leads.values()):
             sources = [source for source, to in rule.leads.items() if to is target and source is not None]

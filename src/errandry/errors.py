@@ -321,7 +321,7 @@ class StoreUnavailable(StoreError):
 
 
 class ReplyLost(StoreUnavailable):
-    """The call may or may not have been written. Send it again: that is safe, and the answer tells."""
+    """The call may or may not have been written. It is safe to send it again; the answer says which."""
 
 
 class StoreFull(StoreUnavailable):

@@ -134,7 +134,7 @@ class Client(Operations):
         return [queue_info(record) for record in await self.engine.call(self.store.queues)]
 
     async def held(self, limit: int = 100) -> builtins.list[Job[Any]]:
-        """Jobs that workers hold, claimed or running, those whose lease ends first at the front."""
+        """Jobs that workers hold, claimed or running, sorted by the end of their lease."""
         return [*self._jobs(await self.engine.call(self.store.held, limit))]
 
     async def paused(self) -> dict[GateKind, dict[str, PauseInfo]]:

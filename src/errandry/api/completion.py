@@ -63,7 +63,7 @@ class CompletionWatcher:
             self._unchecked.discard(job_id)
 
     async def _watch_events(self) -> None:
-        """Until no waiter is left: read events, wake the waiters of finished jobs, wait for a change."""
+        """Read events and wake the waiters of finished jobs, until no waiter is left."""
         try:
             cursor = await self._store.latest_cursor()
             while self._waiters:

@@ -8,7 +8,7 @@ from errandry.store.contract import EventEntry
 
 
 class Event(EventRecord, frozen=True, kw_only=True, gc=False):
-    """Something that happened to a job; if `job` is empty, to a queue, a task or a schedule.
+    """Something that happened to a job; if `job` is empty, to a queue, task, group, schedule or worker.
 
         async for event in jobs.events():
             print(event.at, event.kind, event.job)

@@ -167,7 +167,7 @@ class JobView(Generic[R_co]):
 
     @property
     def releases(self) -> int:
-        """How often a worker has given it back without running it to an end."""
+        """Number of times that a worker has released it."""
         return self.record.releases
 
     @property
@@ -232,7 +232,7 @@ class JobView(Generic[R_co]):
 
     @property
     def updated_at(self) -> datetime:
-        """When its state last changed, or something else about it."""
+        """When its record last changed."""
         return as_datetime(self.record.updated_at)
 
     @property

@@ -70,7 +70,10 @@ class Workers:
         return await self._gate(worker_id).pause(by=by)
 
     async def resume(self, worker_id: str) -> bool:
-        """Allow the claims of a worker again. False if it was not paused."""
+        """Allow the claims of a worker again. False if it was not paused.
+
+        A worker that is no longer listed can be resumed too, so that its pause does not stay in the store.
+        """
         return await self._gate(worker_id).resume()
 
     def _gate(self, worker_id: str) -> GateHandle:

@@ -33,7 +33,7 @@ COLORS = {
 }
 LOG_COLORS = {"warning": "yellow", "error": "red", "critical": "red", "debug": "bright_black"}
 ENDLESS_AFTER = check.SPAN_MAX / 2
-"""A time this many seconds ahead counts as no end."""
+"""Times further ahead than this, in seconds, are shown as no end."""
 WIDE_TERMINAL = 120
 """Minimum number of columns of a terminal to show whole ids."""
 

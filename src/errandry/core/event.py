@@ -29,9 +29,9 @@ class EventKind(StrEnum):
     canceled          the job was canceled
     retrying          an attempt failed and another one follows; text has the type and message of its error
     stalled           the lease ran out, or the worker died; the next event has the new state of the job
-    edited            an operator changed the job
+    edited            an operator changed the job, or an enqueue with its unique key replaced its arguments
     removed           the record of the job was deleted
-    drained           the last waiting job of a queue was claimed
+    drained           the last waiting job of a queue was claimed; it may still be running
     paused            a queue, task, group or worker was paused; text has the group or worker, the operator
     resumed           a queue, task, group or worker was resumed; text has the group or worker
     rule_changed      a rule of a queue, task or group was changed; text has the group, change and operator
@@ -66,7 +66,7 @@ class EventKind(StrEnum):
 
 
 class EventRecord(Struct, frozen=True, gc=False):
-    """Something that happened to a job; if `job` is empty, to a queue or task."""
+    """Something that happened to a job; if `job` is empty, to a queue, task, group, schedule or worker."""
 
     kind: EventKind
     job: str

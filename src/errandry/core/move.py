@@ -118,7 +118,7 @@ def slot_of(job: JobRecord | NewJob, unique: UniqueKey, now: float) -> str:
 
 
 def holder_of(job: JobRecord, unique: UniqueKey, now: float) -> KeyHolder:
-    """The entry of that slot."""
+    """The holder of the unique key, this job, and until when it holds the key."""
     if unique.scope is UniqueScope.ALIVE:
         return KeyHolder(job.id, None)
     return KeyHolder(job.id, unique.until(_due_at(job, now) if unique.is_aligned else now, now))
@@ -244,7 +244,7 @@ def expired(job: JobRecord, now: float) -> JobRecord:
 
 
 def promoted(job: JobRecord, now: float) -> JobRecord:
-    """Waiting. A promotion before `run_at` also sets `run_at`; otherwise an edit would undo it."""
+    """The waiting job. A promotion before `run_at` also sets `run_at`; otherwise an edit would undo it."""
     early = job.run_at is not None and job.run_at > now
     return _moved(job, Move.PROMOTE, now, run_at=now if early else job.run_at)
 
@@ -301,7 +301,7 @@ def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float
 
 
 def edited(job: JobRecord, edit: EditJobs, now: float) -> JobRecord:
-    """With the given fields replaced, and in the state that follows from them."""
+    """The job with the given fields replaced, in the state that follows from them."""
     run_at = job.run_at if edit.run_at is None else edit.run_at
     return _moved(
         job,

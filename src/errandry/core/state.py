@@ -35,7 +35,7 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job failed or was canceled; also the kind of each recorded error. People filter by it.
+    """Why a job failed or was canceled; also the kind of each recorded error. Queries filter by it.
 
     error            the handler raised an exception
     unrecoverable    the handler raised Fail or an exception of `fail_on`, or its result cannot be stored
@@ -99,6 +99,12 @@ class Actor(StrEnum):
     STORE = "the store"
     ANY_WORKER = "any worker"
     ANYONE = "client, operator or worker"
+    OPERATOR_OR_CLIENT = "operator, or a client that replaces a unique job"
+    OPERATOR_OR_UPKEEP = "operator, or upkeep by any worker"
+
+
+OPERATOR_ACTORS = frozenset({Actor.OPERATOR, Actor.OPERATOR_OR_CLIENT, Actor.OPERATOR_OR_UPKEEP})
+"""Actors of moves that operators make; others make them only in special cases."""
 
 
 BLOCKED, SCHEDULED, WAITING = State.BLOCKED, State.SCHEDULED, State.WAITING
@@ -197,7 +203,7 @@ TABLE: Mapping[Move, Transition] = {
     Move.POSTPONE: Transition(_all(SCHEDULED, WAITING, SCHEDULED), Actor.OPERATOR),
     Move.EDIT: Transition(
         _same(BLOCKED, SCHEDULED, WAITING),
-        Actor.OPERATOR,
+        Actor.OPERATOR_OR_CLIENT,
         {SCHEDULED: "run_at is in the future", WAITING: "run_at has come"},
     ),
     Move.RERUN: Transition(
@@ -206,7 +212,7 @@ TABLE: Mapping[Move, Transition] = {
         {SCHEDULED: "run_at is in the future", BLOCKED: "children are open"},
     ),
     Move.REMOVE: Transition(
-        _all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), Actor.OPERATOR
+        _all(None, BLOCKED, SCHEDULED, WAITING, COMPLETED, FAILED, CANCELED), Actor.OPERATOR_OR_UPKEEP
     ),
     Move.REMOVE_FORCED: Transition(_all(None, *State), Actor.OPERATOR),
 }

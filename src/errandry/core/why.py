@@ -1,4 +1,4 @@
-"""Explain the state of a job: why it is not running, or what it is doing. Facts in, reasons for people out.
+"""Explain the state of a job: why it is not running, or what it is doing. Each reason has a text.
 
 Each check is a function that looks at one thing that may keep a job from running. `CHECKS` lists the checks
 for each state.

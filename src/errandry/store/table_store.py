@@ -1,7 +1,7 @@
 """The base of stores whose passes run in this process on `Tables`: it has all reads of the contract.
 
-A driver adds its tables, `commit`, which applies a pass in a transaction, and `read`, which calls a function
-with the tables as of one moment.
+A driver adds its tables, `commit`, which applies a pass in a transaction, `read`, which calls a function with
+a snapshot of the tables, and the other methods that raise NotImplementedError here.
 """
 
 import builtins
@@ -93,7 +93,7 @@ class TableStore:
         return await self.changes.wait(version, timeout)
 
     async def read(self, reader: Callable[[Tables, float], T]) -> T:
-        """Call `reader` with the tables as of one moment and the time of that moment; return its result."""
+        """Call `reader` with a snapshot of the tables and its time; return the result."""
         raise NotImplementedError
 
     async def get(self, ids: Sequence[str]) -> builtins.list[JobRecord | None]:

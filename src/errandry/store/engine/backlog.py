@@ -86,7 +86,7 @@ class WriteLimits(Struct, frozen=True, kw_only=True):
 
 
 class ReplyPort(Protocol):
-    """The way back to the callers of one loop, or to callers on threads."""
+    """Delivers answers to the callers on one loop, or on threads."""
 
     def reply(self, replies: Replies) -> None: ...
 

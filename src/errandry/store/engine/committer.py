@@ -6,9 +6,9 @@ track at a time.
 
 The states of a command (a `PendingCommand`):
 
-    handed in    in `_inbox`: the loop has not looked at it yet
-    unaccepted   in `_unaccepted`: too much is pending, so it waits for room
-    accepted     in the backlog: it waits for its turn
+    handed in    in `_inbox`: the loop has not read it yet
+    unaccepted   in `_unaccepted`: too much is pending, so its caller waits
+    accepted     in the backlog: it waits for a pass
     writing      in `_writing`: taken from the backlog for a pass
     in doubt     the reply to its pass was lost, so the same pass is sent again
     rejected     the store was unavailable for this one command: it is put back after RETRY_REJECTED_AFTER
@@ -288,7 +288,7 @@ class Committer:
             self._has_idle_track = len(self._writers) < self._tracks
 
     def _writer_ended(self, track: int, writer: asyncio.Task[None]) -> None:
-        """After a writer had nothing left to write. If it failed, answer all commands with its error."""
+        """Called when the task of a writer ends. If it failed, answer all commands with its error."""
         del self._writers[track]
         if writer.cancelled():
             self.fail(StoreClosed("committer", "stopped before this was written"))

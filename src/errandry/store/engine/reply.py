@@ -80,4 +80,4 @@ def _set_results(replies: Replies) -> None:
             try:
                 future.set_result(answer)
             except Exception:  # a callback failed: go on with the other answers
-                log.exception("an answer could not be taken in")
+                log.exception("a callback failed while it handled an answer")

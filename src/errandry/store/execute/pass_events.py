@@ -9,10 +9,7 @@ from errandry.core.state import FAILED, RUNNING, TERMINAL, Move, State
 from errandry.core.stats import RUNS, TOTAL_PREFIX, WAITS, bucket
 
 LIFETIME_PREFIX = TOTAL_PREFIX
-"""Prefix of the counters that only ever rise; so do those of `core.stats`.
-
-The other counters say how many jobs are in a state now.
-"""
+"""Prefix of monotonic counters. Those of `core.stats` are monotonic too; all others are jobs by state now."""
 
 _LIFETIME = {
     Move.INSERT: "total.inserted",

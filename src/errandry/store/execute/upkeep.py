@@ -30,7 +30,7 @@ def upkeep(work: UnitOfWork, command: Upkeep) -> UpkeepResult:
     ticked = schedule.decide_due_ticks(work, limit)
     promoted = _promote(work, limit)
     lapsed = _move_all(work, Move.LAPSE, tables.lapsed_jobs(now, limit), move.lapsed)
-    flow.propagate_ends(work)  # may end more jobs, which count when jobs are pruned by number
+    flow.propagate_ends(work)  # may end more jobs, which count when jobs are pruned by count
     work.flush()
     prune_limit = min(limit, PRUNED_MAX)
     pruned = prunable_jobs(tables, now, prune_limit) if command.prune else []  # guard: pruned_unasked

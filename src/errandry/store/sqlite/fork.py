@@ -27,7 +27,7 @@ class ForkAware(Protocol):
 
 
 class ForkGuard:
-    """`with FORK_GUARD:` SQLite is in use, and a fork waits. Further uses wait for a fork that is waiting."""
+    """Held while SQLite is in use. A fork waits until it is free; once a fork waits, new uses wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

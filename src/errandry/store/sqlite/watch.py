@@ -14,34 +14,34 @@ import sys
 from collections.abc import Callable, Iterator
 
 POLL_INTERVAL = 0.01
-"""Seconds between two looks where there is no inotify."""
+"""Seconds between two polls where there is no inotify."""
 _QUIET_TIME = 0.005
-"""Seconds without a look after a write to the `-wal` file. Most commits are visible by then."""
-_LOOK_INTERVALS = tuple(_QUIET_TIME * 2**n for n in range(7))
-"""Seconds between the looks after that: on a busy disk, a commit may take half a second to become visible."""
+"""Seconds from a write to the `-wal` file to the first poll. Most commits are visible by then."""
+_POLL_INTERVALS = tuple(_QUIET_TIME * 2**n for n in range(7))
+"""Seconds between later polls: on a busy disk, a commit may take half a second to become visible."""
 _TURN_FILE, _LOG_FILE = ("-turn", 4), ("-wal", 2)
 """The suffix of each watched file and its inotify event: IN_ATTRIB (touched), IN_MODIFY (written)."""
 
 
 class FileWatch:
-    """Waits until `look` returns True: something has changed."""
+    """Waits until `has_changed` returns True. Calls it when the file may have changed."""
 
-    def __init__(self, path: str, look: Callable[[], bool]) -> None:
-        self._look, self._path = look, path
+    def __init__(self, path: str, has_changed: Callable[[], bool]) -> None:
+        self._has_changed, self._path = has_changed, path
         self._turn_signals: int | None = None
         self._log_signals: int | None = None
         self._is_set_up = False
 
     async def wait(self) -> None:
-        """Return as soon as a call of `look()` returns True."""
+        """Return as soon as a call of `has_changed` returns True."""
         self._set_up()
         if self._turn_signals is None or self._log_signals is None:
-            while not self._look():  # noqa: ASYNC110 - nothing could set an event
+            while not self._has_changed():  # noqa: ASYNC110 - nothing could set an event
                 await asyncio.sleep(POLL_INTERVAL)
             return
         signal = _ChangeSignal(self._turn_signals, self._log_signals)
         try:
-            while not self._look():
+            while not self._has_changed():
                 await signal.is_due.wait()
                 signal.is_due.clear()
         finally:
@@ -70,7 +70,7 @@ class FileWatch:
 
 
 class _ChangeSignal:
-    """Sets `is_due` when it is time to look: at once after a turn, later after a write to the log."""
+    """Sets `is_due` when it is time to poll: at once after a turn, later after a write to the log."""
 
     def __init__(self, turn_signals: int, log_signals: int) -> None:
         self.is_due = asyncio.Event()
@@ -98,12 +98,12 @@ class _ChangeSignal:
     def _end_quiet_time(self) -> None:
         _drain(self._log_signals)
         self._loop.add_reader(self._log_signals, self._on_log_write)
-        self._request_look(iter(_LOOK_INTERVALS))
+        self._request_poll(iter(_POLL_INTERVALS))
 
-    def _request_look(self, pauses: Iterator[float]) -> None:
+    def _request_poll(self, pauses: Iterator[float]) -> None:
         self.is_due.set()
         pause = next(pauses, None)
-        self._timer = None if pause is None else self._loop.call_later(pause, self._request_look, pauses)
+        self._timer = None if pause is None else self._loop.call_later(pause, self._request_poll, pauses)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
