@@ -31,9 +31,9 @@ DESIGN = {
     "cancel_forced": ("completed failed", "canceled", "", "operator"),
     "resolve": (UNCLAIMED, "completed", "failed", "operator"),
     "postpone": ("waiting scheduled", "scheduled", "", "operator"),
-    "edit": (UNCLAIMED, "same", "scheduled waiting", "operator"),
+    "edit": (UNCLAIMED, "same", "scheduled waiting", "operator, or a client that replaces a unique job"),
     "rerun": (ENDED, "waiting", "scheduled blocked", "operator"),
-    "remove": (f"{UNCLAIMED} {ENDED}", "gone", "", "operator"),
+    "remove": (f"{UNCLAIMED} {ENDED}", "gone", "", "operator, or upkeep by any worker"),
     "remove_forced": (f"{UNCLAIMED} claimed running {ENDED}", "gone", "", "operator"),
 }
 

@@ -166,7 +166,7 @@ async def test_a_changed_file_restarts_the_workers(scene: CommandScene, tmp_path
     assert await (await scene.app.enqueue("version", {})).result(WAIT_TIMEOUT) == "one"
 
     write("'two' + ")  # invalid Python
-    await supervisor.wait_for_log("it starts again when a file changes")
+    await supervisor.wait_for_log("a changed file restarts it")
     write("'three'")
     assert await (await scene.app.enqueue("version", {})).result(WAIT_TIMEOUT) == "three"
 

@@ -98,7 +98,7 @@ async def test_a_store_that_is_back_gets_the_newest_reports_and_the_number_of_th
     stored = await store_all(jobs, reporter)
 
     assert stored == [
-        "worker w: 20 older errors were dropped while the store took none",
+        "worker w: 20 older errors were dropped while the store could not write them",
         *(f"worker w: trouble {number}" for number in range(20, UNSTORED_MAX + 20)),
     ]
 
@@ -127,7 +127,7 @@ async def test_reports_that_could_not_be_stored_keep_their_place_before_later_on
         stored = await store_all(jobs, reporter)
 
     assert stored == [
-        "worker w: 3 older errors were dropped while the store took none",
+        "worker w: 3 older errors were dropped while the store could not write them",
         *(f"worker w: early {number}" for number in range(3, UNSTORED_MAX)),
         *(f"worker w: later {number}" for number in range(3)),
     ]

@@ -313,7 +313,7 @@ def tables_read_whole(plan: str) -> set[str]:
 
 def table_of(name: str) -> str:
     """The table with this name, or the one to which this partition or index belongs."""
-    two_words = re.match("finished_ids|bind_inbox|pending_edges|closing_flows", name)
+    two_words = re.match("finished_ids|bind_inbox|pending_edges|closing_flows|virtual_times", name)
     return two_words[0] if two_words else name.partition("_")[0]
 
 

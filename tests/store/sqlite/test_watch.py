@@ -262,7 +262,7 @@ class TestWaitForChange:
     async def test_the_turnstile_signals_a_visible_commit(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(watch, "_LOOK_INTERVALS", (3_600.0,))
+        monkeypatch.setattr(watch, "_POLL_INTERVALS", (3_600.0,))
         path.touch()
         path.with_name(f"{path.name}-wal").touch()
         turnstile = Turnstile(str(path), 60)
