@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
@@ -13,7 +13,7 @@ from errandry.cli.job_view import as_data
 from errandry.codec.json_codec import DocumentInfo, PlainCodec
 from errandry.codec.redaction import REDACTED, Redactor, redact_arguments, redact_text
 from errandry.core.event import EventKind
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidArguments, InvalidValue
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -158,3 +158,69 @@ async def test_a_text_about_arguments_that_cannot_be_read_is_hidden_completely(j
     record = await jobs.client.record((await charge.enqueue("4111-1111")).id)
 
     assert redact_text("declined: 4111-1111", [record], LockedCodec()) == REDACTED
+
+
+def older_program(jobs: Errandry) -> Errandry:
+    """A program with another version of the code, on the store of an app."""
+    older = Errandry(store=jobs.store)
+    older.client.engine = jobs.client.engine
+    return older
+
+
+def split_number(arguments: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError(f"cannot convert card {arguments['card']}")
+
+
+@pytest.mark.parametrize("on_invalid", ["fail", "discard"])
+async def test_errors_of_arguments_that_cannot_be_read_are_redacted(
+    jobs: Errandry, caplog: pytest.LogCaptureFixture, on_invalid: Literal["fail", "discard"]
+) -> None:
+    @jobs.task(redact="card", version=2, on_invalid=on_invalid)
+    async def charge(card: str) -> None: ...
+
+    charge.upgrade(1)(split_number)
+    job = await older_program(jobs).enqueue("charge", {"card": "4111-1111"})
+    await Worker(jobs, WorkerOptions(burst=True)).run()
+
+    record = await jobs.client.record(job.id) if on_invalid == "fail" else None
+    texts = [error.message for error in (record.errors if record else ())] + caplog.messages
+    assert sum(f"cannot convert card {REDACTED}" in text for text in texts) == 1
+    assert "4111" not in "".join(texts)
+
+
+async def test_a_claimer_redacts_the_error_of_arguments_that_cannot_be_read(jobs: Errandry) -> None:
+    @jobs.task(redact="card", version=2)
+    async def charge(card: str) -> None: ...
+
+    charge.upgrade(1)(split_number)
+    enqueued = await older_program(jobs).enqueue("charge", {"card": "4111-1111"})
+
+    async with jobs.claimer() as claimer:
+        [job] = await claimer.claim()
+        with pytest.raises(InvalidArguments, match="4111-1111"):
+            async with job:
+                _ = job.arguments
+
+    [error] = (await jobs.client.record(enqueued.id)).errors
+    assert error.message.endswith(f"cannot convert card {REDACTED}")
+
+
+async def test_a_worker_redacts_what_the_program_that_enqueued_the_job_declares(
+    jobs: Errandry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a rolling deploy, the worker's version of the task may redact nothing yet."""
+    older = older_program(jobs)
+
+    @jobs.task(redact="card", max_attempts=1)
+    async def charge(card: str) -> None: ...
+
+    @older.task(name=charge.name)
+    async def charge_unredacted(card: str) -> None:
+        raise ValueError(f"card {card} was refused")
+
+    job = await charge.enqueue("4111-1111")
+    await Worker(older, WorkerOptions(burst=True)).run()
+    [error] = (await jobs.client.record(job.id)).errors
+
+    assert error.message == f"card {REDACTED} was refused"
+    assert "4111" not in error.traceback + caplog.text

@@ -1,7 +1,7 @@
 """Redaction: replace secret arguments in displayed arguments and in what handlers log and raise."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,20 +39,31 @@ def redacted_names(metadata: str | None) -> tuple[str, ...]:
     return tuple(msgspec.json.decode(metadata).get(METADATA_KEY, ()))
 
 
-def redact_text(text: str, jobs: Iterable[JobRecord], codec: Codec) -> str:
+def all_redacted_names(jobs: Iterable[JobRecord], declared: Iterable[str] = ()) -> frozenset[str]:
+    """The names that the metadata of these jobs redacts, and those `declared` by their task.
+
+    The program that enqueued a job and the one that runs it may have different versions of the task.
+    """
+    return frozenset(declared).union(*[redacted_names(job.metadata) for job in jobs])
+
+
+def redact_text(text: str, jobs: Sequence[JobRecord], codec: Codec, declared: Iterable[str] = ()) -> str:
     """The text without the redacted arguments of these jobs; without any text if they cannot be read."""
-    names: set[str] = set()
+    return stored_redactor(jobs, codec, declared).text(text)
+
+
+def stored_redactor(jobs: Sequence[JobRecord], codec: Codec, declared: Iterable[str] = ()) -> "Redactor":
+    """Replaces the arguments of these jobs as they are stored; whole texts if they cannot be read."""
+    names = all_redacted_names(jobs, declared)
     calls = []
-    for job in jobs:
-        if redacted := redacted_names(job.metadata):
-            try:
-                arguments = from_json(codec.unseal(job.payload, document_info(job, "payload")))
-            except Exception:
-                return REDACTED
-            if isinstance(arguments, dict):
-                names.update(redacted)
-                calls.append(arguments)
-    return Redactor(names, calls).text(text)
+    for job in jobs if names else ():
+        try:
+            arguments = from_json(codec.unseal(job.payload, document_info(job, "payload")))
+        except Exception:
+            return Redactor.of_whole_texts()
+        if isinstance(arguments, dict):
+            calls.append(arguments)
+    return Redactor(names, calls)
 
 
 class Redactor:
@@ -67,6 +78,13 @@ class Redactor:
             for secret in longest_first
         ]
         self._pattern = re.compile("|".join(patterns)) if patterns else None
+
+    @classmethod
+    def of_whole_texts(cls) -> "Redactor":
+        """Replaces all of each text, where the secrets in it are not known."""
+        redactor = cls((), ())
+        redactor._pattern = re.compile(r"(?s).+")
+        return redactor
 
     def text(self, text: str) -> str:
         return text if self._pattern is None else self._pattern.sub(REDACTED, text)

@@ -33,7 +33,7 @@ from errandry.api.outcome import (
 from errandry.api.task import Task
 from errandry.claims.failure import failure
 from errandry.codec.json_codec import Codec
-from errandry.codec.redaction import Redactor
+from errandry.codec.redaction import Redactor, all_redacted_names
 from errandry.core.command import (
     FailOutcome,
     Outcome,
@@ -69,7 +69,8 @@ class AttemptRunner:
         """Call the handler; an outcome for each job of the call."""
         if call.size is not None:
             call.share_context()
-        redactor = Redactor(task.run_rules.redact, arguments) if task.run_rules.redact else None
+        names = _redacted_names(call, task)
+        redactor = Redactor(names, arguments) if names else None
         if redactor is not None:
             for ctx in {call.ctx, *(run.ctx for run in call.runs)}:
                 ctx._redact_with(redactor.text)
@@ -91,7 +92,7 @@ class AttemptRunner:
         if not isinstance(error, HandlerOutcome | Suspension) and not call.is_stopped:
             job = call.runs[0].job
             attempt = f"{call}, attempt {job.attempts} of {job.max_attempts}"
-            info = None if task.run_rules.redact else error  # its message may hold what the task redacts
+            info = None if _redacted_names(call, task) else error  # its message may hold what they redact
             log.warning("%s raised %s", attempt, failure(error).type, exc_info=info)
         return [self._error_outcome(run, task, error) for run in call.runs]
 
@@ -170,6 +171,10 @@ class AttemptRunner:
             return complete_outcome(self._codec, job, value)
         except InvalidValue as error:
             return _invalid_value_outcome(error)
+
+
+def _redacted_names(call: HandlerCall, task: Task[..., Any]) -> frozenset[str]:
+    return all_redacted_names([run.job for run in call.runs], task.run_rules.redact)
 
 
 def _results_per_job(task: str, value: Any, count: int) -> Sequence[Any]:

@@ -17,6 +17,7 @@ from errandry.claims.failure import failure
 from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import DocumentInfo, document_info
+from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer
 from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, ReleaseOutcome, Start
 from errandry.core.job import Failure, JobRecord
@@ -269,10 +270,11 @@ class Executor:
 
     def _settle_invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
         """Fail or discard a job whose arguments the task does not accept, as its `on_invalid` says."""
+        why = redact_text(str(error), (run.job,), self._app.codec, task.run_rules.redact)
         if task.run_rules.on_invalid == "fail":
-            failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, str(error))
+            failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, why)
             self._settle_early(run, FailOutcome(failed))
             return
-        log.warning("discarding job %s (%s), its arguments are invalid: %s", run.job.id, run.job.task, error)
+        log.warning("discarding job %s (%s), its arguments are invalid: %s", run.job.id, run.job.task, why)
         run.call.remove(run)
         self._settler.discard(run, self._on_settled)
