@@ -15,6 +15,7 @@ from errandry.core.command import (
     Command,
     CompleteOutcome,
     Insert,
+    Ref,
     RemoveJobs,
     RerunJobs,
     RetryOutcome,
@@ -290,3 +291,27 @@ async def test_a_pass_that_changes_a_rule_and_claims_does_not_wait_for_a_pass_th
 
     assert await commits[0] == [Claims(())]
     assert (sent.count("create_gates"), sent.count("lock_gates")) == (1, 2)
+
+
+async def test_a_pass_that_closes_a_gate_and_changes_another_locks_them_in_order(
+    store: PostgresStore, other: PostgresStore, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry closes the gate of the task; the gate of the queue comes before it."""
+    rule = Rule(limit=9)
+    gates = [(GateKind.QUEUE, "default"), (GateKind.TASK, "send")]
+    await store.commit([PutRule(kind, name, rule) for kind, name in gates])
+    await requests.insert(store, new_job("a", task="send"))
+    [job] = await requests.claim(store)
+    retry = RetryOutcome(Failure(Reason.ERROR, "Busy", "later"), 60.0, pause_group=True)
+    commits: list[asyncio.Task[Sequence[Answer]]] = []
+
+    async def start_other() -> None:
+        commits.append(asyncio.create_task(other.commit([Claim(worker="v", nonce="n")])))
+        await wait_until_blocked(db)
+
+    run_before(monkeypatch, "close_gates", start_other)
+    ref = Ref(job.id, job.fence)
+    answers = await store.commit([Settle(ref, retry), PutRule(GateKind.QUEUE, "default", Rule(limit=8))])
+
+    assert answers == [WRITTEN, WRITTEN]
+    assert await commits[0] == [Claims(())]

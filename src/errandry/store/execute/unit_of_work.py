@@ -241,11 +241,10 @@ class UnitOfWork:
     def lock_gates(self) -> dict[GateKey, GateRecord]:
         """Lock the gates that commands of this pass change, and return them. A second call does nothing.
 
-        All of them are locked at once, with those that its claims are going to count. So every pass locks
-        gates in the same order, and no two passes wait for each other.
+        All of them are locked at once, with those that it closes and those that its claims are going to
+        count. So every pass locks gates in the same order, and no two passes wait for each other.
         """
         if self.locked_gates is None:
-            self._write_gate_closings()
             commands = [command for command in self._commands if isinstance(command, GateCommand)]
             changed = {key_of(command) for command in commands}
             created = {key_of(command) for command in commands if may_create_gate(command)}
@@ -253,7 +252,12 @@ class UnitOfWork:
             if ruled := {command.name for command in commands if not isinstance(command, Pause | Resume)}:
                 gates = self.tables.gates(GateKind.GROUP)
                 also |= {gate.key for gate in gates if gate.name in ruled and gate.tat > self.now}
-            locked = self.tables.lock_gates(sorted(changed | also), created)
+            closed = self._gate_closings.keys()
+            keys = sorted(changed | also | closed)
+            locked = self.tables.lock_gates(keys, created | closed)
+            if closed:  # `locked` has the gates as they were before
+                self._write_gate_closings()
+                locked = self.tables.lock_gates(keys)
             self.locked_gates = {key: GateRecord(*key) for key in changed} | {
                 gate.key: gate for gate in locked
             }
