@@ -1,17 +1,20 @@
 """Rules and schedules that code declares: workers store them at start, and an operator's changes win."""
 
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from errandry import Errandry
 from errandry.codec.json_codec import DocumentInfo
 from errandry.core.duration import as_datetime
 from errandry.core.event import EventKind
 from errandry.core.gate import GateRecord
+from errandry.core.job import NewJob
 from errandry.core.rule import OnReturn, Overflow, Rate, Rule
 from errandry.core.rule_info import Source
 from errandry.errors import InvalidValue, StoreUnavailable
@@ -216,15 +219,15 @@ class TestRules:
         await live.put_declared()
         await queue.set_rules(limit=50, ageing="1m", by="ada")
 
-        ruling = (await gate(live)).ruling
+        rule_info = (await gate(live)).rule_info
 
-        assert ruling is not None
-        assert ruling.sources == {
+        assert rule_info is not None
+        assert rule_info.sources == {
             "limit": Source.OPERATOR,
             "max_size": Source.CODE,
             "ageing": Source.OPERATOR,
         }
-        assert (ruling.by, ruling.declared_rule) == ("ada", Rule(limit=20, max_size=9))
+        assert (rule_info.by, rule_info.declared_rule) == ("ada", Rule(limit=20, max_size=9))
 
     async def test_prune_removes_the_declared_rules_of_the_same_program_only(
         self, live: Errandry, another: Callable[..., Errandry]
@@ -503,6 +506,21 @@ class TestSchedules:
             schedule = await jobs.schedules.get("nightly")
             assert schedule.arguments == {"of": "some"}
             await later.close()
+
+    async def test_metadata_that_a_hook_makes_new_at_each_start_is_no_change(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        numbers = iter(range(9))
+
+        @jobs.on_enqueue
+        def stamp(job: NewJob) -> NewJob:
+            return replace(job, metadata=json.dumps({"start": next(numbers)}))
+
+        jobs.schedule("nightly", report.new(), "0 3 * * *")
+
+        assert await jobs.put_declared() == ["schedule nightly"]
+        assert await jobs.put_declared() == []
 
     async def test_prune_leaves_the_plan_of_an_operator(
         self, jobs: Errandry, another: Callable[..., Errandry]

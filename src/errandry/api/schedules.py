@@ -16,7 +16,7 @@ from errandry.api.schedule import Schedule, arguments_document, schedule_of_reco
 from errandry.api.schedule_options import ScheduleOptions, read_schedule, timing_of_plan
 from errandry.api.task import Call, Task
 from errandry.codec.argument_version import with_version
-from errandry.codec.json_codec import DocumentInfo, to_json
+from errandry.codec.json_codec import DocumentInfo, from_json, to_json
 from errandry.core.answer import WRITTEN, Inserted
 from errandry.core.command import Command
 from errandry.core.duration import moment
@@ -210,9 +210,10 @@ class Schedules:
         return new_ids
 
     def _declared_plan(self, name: str, known: SchedulePlan | None) -> SchedulePlan:
-        """The plan that code declares. Arguments that are those of the `known` plan stay as sealed there.
+        """The plan that code declares; the `known` plan if only values differ that are new at each start.
 
-        An encryption seals the same arguments differently each time, which would look like another plan.
+        An encryption seals the same arguments differently each time. Enqueue hooks may add metadata that
+        differs each time, such as the `traceparent` of the program's start.
         """
         declared = self._declared[name]
         job = self._job_template(name, declared.call)
@@ -222,6 +223,10 @@ class Schedules:
             with suppress(Exception):  # the key of the known plan may be gone; a codec raises what it likes
                 if unseal(known.job.payload, document) == unseal(job.payload, document):
                     job = replace(job, payload=known.job.payload)
+            unhooked = self._plain_job(_single_job(declared.call)).metadata
+            if _differs_only_by_hooks(unhooked, job.metadata, known.job.metadata):
+                same_metadata = replace(job, metadata=known.job.metadata)
+                job = same_metadata if same_metadata == known.job else job
         return declared.timing.plan(job)
 
     def _plain_plan(self, name: str, call: Schedulable, timing: ScheduleOptions) -> SchedulePlan:
@@ -266,6 +271,13 @@ class Schedules:
 
     async def _submit(self, command: Command, expected: type[Any]) -> Any:
         return await self._app.client.submit(command, expected)
+
+
+def _differs_only_by_hooks(declared: str | None, hooked: str | None, known: str | None) -> bool:
+    """Whether metadata differs from the known one only in the values of keys that hooks have set."""
+    before, after, stored = (from_json(text) if text else {} for text in (declared, hooked, known))
+    set_by_hooks = {key for key in after if key not in before or after[key] != before[key]}
+    return bool(after | {key: stored[key] for key in set_by_hooks & stored.keys()} == stored)
 
 
 def _change_text(field: str, old: str, new: str) -> str:
