@@ -81,11 +81,19 @@ ASYNC_ONLY = {"Errandry"}
 PLAIN = {"Errandry.schedule"}
 """Plain methods of these classes that are mirrored too."""
 BODIES = {
+    "Job.refresh": """
+        self._wait(self._mirrored.refresh())
+        self._codec = self._mirrored._codec
+        return self""",
     "Task.enqueue": """
         [job] = self._mirrored.app.sync.enqueue_many([self._mirrored.new(*args, **kwargs)])
         return job""",
     "Task.bind": "return self._mirrored.bind(connection).sync",
     "Errandry.bind": "return self._mirrored.bind(connection).sync",
+    "Errandry.open": "self._mirrored.client.open_sync()",
+    "Errandry.__aenter__": """
+        self.open()
+        return self""",
     "Errandry.close": "self._mirrored.client.close_sync(timeout)",
     "Errandry.run_worker": "event_loop.run(self._mirrored.run_worker(signals=signals, **options))",
     "Errandry.__aexit__": "self.close()",

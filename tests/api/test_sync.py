@@ -15,10 +15,12 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from errandry import Errandry, State, chain
+from errandry import Encrypted, Errandry, Job, State, SyncJob, chain, new_key
 from errandry.api import sync
 from errandry.api.task import Task
+from errandry.codec.json_codec import PlainCodec
 from errandry.core.job import NewJob
 from errandry.errors import InvalidArguments, InvalidMove, JobCanceled, StoreClosed, StoreError, UnknownJob
 from errandry.testing import drain
@@ -423,3 +425,74 @@ def test_child_and_parent_both_work_after_a_fork(tmp_path: Path) -> None:
     )
 
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("both", "", 0)
+
+
+@pytest.mark.slow(reason="starts an interpreter")
+def test_a_child_that_leaves_the_claimers_block_does_not_touch_the_parents_jobs(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import os, sys
+        from errandry import Errandry
+        from errandry.errors import InvalidValue
+
+        jobs = Errandry()
+        enqueued = jobs.sync.enqueue("send")
+        with jobs.sync.claimer() as claimer:
+            [job] = claimer.claim()
+            with job:
+                child = os.fork()
+                if child == 0:
+                    for use in (claimer.claim, job.renew, job.complete):
+                        try:
+                            use()
+                        except InvalidValue as error:
+                            print(str(error).partition(": ")[2], flush=True)
+                    sys.exit(0)  # leaves both blocks
+                assert os.waitpid(child, 0)[1] == 0
+                assert enqueued.refresh().state == "running"
+                assert [worker.id for worker in jobs.sync.workers.list()] == [claimer.id]
+                job.complete("done")
+        print(enqueued.result(60), jobs.sync.workers.list())
+        """,
+        "-Wignore::DeprecationWarning",  # a fork of a process with threads; that is what this tests
+    )
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    *refusals, parent = done.stdout.splitlines()
+    assert parent == "done []"
+    assert len(refusals) == 3
+    assert all("from which this one was forked: open a claimer here" in text for text in refusals)
+
+
+def test_a_closed_app_can_be_opened_again(app: Errandry, add: Task[[int, int], int]) -> None:
+    job = add.sync.enqueue(1, 2)
+    app.sync.close()
+    with pytest.raises(StoreClosed):
+        app.sync.counts()
+
+    app.sync.open()
+    assert app.sync.get(job.id).state is State.WAITING
+    app.sync.close()
+
+    with app.sync as reopened:
+        assert reopened.get(job.id).state is State.WAITING
+
+
+def test_a_job_that_is_read_again_has_readable_arguments(tmp_path: Path) -> None:
+    """In a process, a handler's own job has plain arguments; those in the store are sealed."""
+    jobs = Errandry(f"sqlite:///{tmp_path}/jobs.db", codec=Encrypted({"k": new_key()}))
+    record = jobs.sync.enqueue("send", {"to": "ada"}).record
+    plain: SyncJob[Any] = Job(jobs, replace(record, payload='{"to":"ada"}'), codec=PlainCodec()).sync
+
+    assert plain.refresh().arguments == {"to": "ada"}
+    jobs.sync.close()
+
+
+def test_leaving_a_loop_over_events_of_a_closed_app_raises_nothing(app: Errandry) -> None:
+    events = app.sync.events(app.sync.latest_cursor())
+    app.sync.enqueue("send")
+    next(events)
+    app.sync.close()
+
+    events.close()  # type: ignore[attr-defined]

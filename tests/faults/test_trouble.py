@@ -148,7 +148,7 @@ async def test_a_renewal_that_hangs_does_not_make_the_worker_spin(
     async with troubled.running_worker() as worker:
         await wait_until(lambda: troubled.began)
         [run] = worker._slots.runs
-        second_leases.take(run)
+        second_leases.add(run)
 
         async def renew() -> None:
             async with asyncio.timeout(0.5):

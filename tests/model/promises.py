@@ -139,7 +139,7 @@ class Promises:
 
     def _values_of_operators_stay(self, pass_: Pass) -> None:
         """What an operator has set stays in force, whatever code declares, until an operator changes it."""
-        rules = {gate.key: gate.ruling for gate in pass_.rules if gate.ruling is not None}
+        rules = {gate.key: gate.rule_info for gate in pass_.rules if gate.rule_info is not None}
         if not pass_.has(PutRule, ResetRule):
             for key, earlier in self.rules.items():
                 for field in earlier.operator_fields:

@@ -23,7 +23,7 @@ def listen(reporter: TroubleReporter) -> list[str]:
         assert event.kind is EventKind.ERROR
         texts.append(event.text)
 
-    reporter.listen(add)
+    reporter.set_observer(add)
     return texts
 
 

@@ -1,7 +1,10 @@
 """`Blocking`: what the classes of `errandry.api.sync` have in common."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from errandry.errors import StoreClosed
 
 if TYPE_CHECKING:
     from errandry.api.store_client import StoreClient
@@ -40,7 +43,8 @@ class Blocking:
                 yield value
         finally:
             if isinstance(values, AsyncGenerator):
-                self._wait(values.aclose())
+                with suppress(StoreClosed):  # then the generator is closed already
+                    self._wait(values.aclose())
 
 
 async def _next(values: AsyncIterator[T]) -> T:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
@@ -25,7 +26,7 @@ from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble, ignore_trouble
 from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
-from errandry.codec.redaction import Redactor, redacted_names
+from errandry.codec.redaction import Redactor, all_redacted_names, stored_redactor
 from errandry.core import check
 from errandry.core.answer import ALREADY, CANCEL, WRITTEN, Answer, Lost, Renewed
 from errandry.core.command import (
@@ -48,6 +49,7 @@ from errandry.errors import (
     InvalidArguments,
     InvalidValue,
     LeaseLost,
+    ReplyLost,
     SealBroken,
     describe_loss,
 )
@@ -70,13 +72,15 @@ class ClaimedJob:
     `Cancel` settle it with that outcome and end the block without an exception. A block that ends in any
     other way, also by a cancellation of the program's task, releases the job.
 
-    All verbs raise `LeaseLost` if the lease is lost, `AlreadySettled` after the first outcome. While
-    the store is full or away, an outcome is retried until the lease ends; then the store's error is raised.
+    All verbs raise `LeaseLost` if the lease is lost, `AlreadySettled` after the first outcome. While the
+    store is full or unavailable, an outcome is retried until the lease ends; then the store's error is
+    raised.
     """
 
     def __init__(self, app: "Errandry", claim: OpenClaim, on_trouble: OnTrouble = ignore_trouble) -> None:
         self._app, self._claim, self._record = app, claim, claim.record
         self._on_trouble = on_trouble
+        self._process = os.getpid()
         self._settled_by: Move | None = None
         self._is_settled = False
         self._settling: asyncio.Task[None] | None = None
@@ -227,6 +231,8 @@ class ClaimedJob:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if os.getpid() != self._process:  # forked in the block: the job belongs to the parent
+            return False
         await self._finish_settling()
         if self.settled:
             return False
@@ -236,7 +242,7 @@ class ClaimedJob:
             if outcome is not None:
                 await self._settle(outcome)
             elif is_outcome:
-                raise LeaseLost(self.id, self.fence, "its lease expired")
+                raise LeaseLost(self.id, self.fence, "expired")
         except ErrandryError as refusal:
             if is_outcome:
                 raise
@@ -306,7 +312,13 @@ class ClaimedJob:
         self._settled_by = outcome.move
         self._settling = asyncio.create_task(self._write(outcome))
         self._settling.add_done_callback(_retrieve_exception)
-        await asyncio.shield(self._settling)
+        try:
+            await asyncio.shield(self._settling)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise ReplyLost("claimer", "its block ended before the store answered") from None
 
     async def _write(self, outcome: Outcome) -> None:
         redactor = self._redactor
@@ -353,6 +365,7 @@ class ClaimedJob:
         raise LeaseLost(self.id, self.fence, answer.cause)
 
     def _check_unsettled(self, action: str) -> None:
+        check_same_process("job", self.id, self._process)
         if self._settled_by is not None:
             raise AlreadySettled(self.id, action, self._settled_by)
 
@@ -372,19 +385,27 @@ class ClaimedJob:
 
     @cached_property
     def _redactor(self) -> Redactor | None:
-        """What replaces secret arguments in texts; None if it has none, or they cannot be read."""
+        """Replaces the redacted arguments of the job in texts; None if it has none."""
         task = self._app.tasks.get(self.task)
-        names = {*redacted_names(self._record.metadata), *(task.run_rules.redact if task is not None else ())}
+        declared = () if task is None else task.run_rules.redact
+        names = all_redacted_names((self._record,), declared)
         if not names:
             return None
         try:
             return Redactor(names, [self.arguments])
-        except Exception:
-            return None
+        except Exception:  # the program gets it from `arguments`
+            return stored_redactor((self._record,), self._app.codec, declared)
 
     def _redacted_text(self, text: Any) -> str:
         redactor, readable = self._redactor, check.readable_text(text)
         return readable if redactor is None else redactor.text(readable)
+
+
+def check_same_process(kind: str, name: str, process: int) -> None:
+    """Refuse to use a claim in a process that was forked from its own: both would settle the job."""
+    if os.getpid() != process:
+        why = f"belongs to process {process}, from which this one was forked: open a claimer here"
+        raise InvalidValue(kind, name, why)
 
 
 def _as_error(error: BaseException | str, kind: type[Retry] | type[Fail]) -> BaseException:

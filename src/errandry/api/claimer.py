@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 import logging
+import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from errandry.api.claimed_job import ClaimedJob
+from errandry.api.claimed_job import ClaimedJob, check_same_process
 from errandry.api.completion import wait_for_first
 from errandry.api.observer_calls import ObserverCalls
 from errandry.api.options import Duration
@@ -71,7 +72,7 @@ class Claimer:
         self._loops: list[asyncio.Task[None]] = []
         self._is_claiming_suspect = False
         self._was_opened, self._closing = False, asyncio.Event()
-        self._started_at = app.clock.time()
+        self._started_at, self._process = app.clock.time(), os.getpid()
 
     @property
     def id(self) -> str:
@@ -85,6 +86,7 @@ class Claimer:
         meanwhile, the jobs of a claim in flight are released.
         """
         check.whole("limit", limit, 1, CLAIM_LIMIT_MAX)
+        check_same_process("claimer", self.id, self._process)
         loop = asyncio.get_running_loop()
         give_up, closing = loop.time() + seconds(wait, "wait"), self._closing
         store, engine = self._app.store, self._app.engine
@@ -106,7 +108,7 @@ class Claimer:
     async def __aenter__(self) -> Self:
         if self._was_opened:
             raise InvalidValue("claimer", self.id, "was opened before: make another one with jobs.claimer(…)")
-        app, self._was_opened = self._app, True
+        app, self._was_opened, self._process = self._app, True, os.getpid()
         await app.engine.start()
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._observers = ObserverCalls(app, self._trouble)
@@ -128,6 +130,21 @@ class Claimer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:  # forked in the block: the jobs belong to the parent
+            self._presence.close()
+            return
+        closing, canceled = asyncio.create_task(self._close()), None
+        while not closing.done():
+            try:
+                await asyncio.wait({closing})
+            except asyncio.CancelledError as error_while_closing:  # first release the jobs
+                canceled = error_while_closing
+        closing.result()
+        if canceled is not None:
+            raise canceled
+
+    async def _close(self) -> None:
+        """Settle the jobs that are left, and end the loops: in a few seconds if the store is unavailable."""
         self._closing.set()
         try:
             if self._in_flight:
@@ -196,7 +213,7 @@ class Claimer:
         for record in answer.jobs:
             claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)
             self._jobs[claim] = ClaimedJob(self._app, claim, self._trouble.report)
-            self._leases.take(claim)
+            self._leases.add(claim)
             jobs.append(self._jobs[claim])
         if clock.monotonic() - sent_at >= self._lease / 3:  # the leases count from the moment it was sent
             await self._app.engine.call(self._leases.renew_all)
@@ -241,14 +258,14 @@ class Claimer:
                 job._end_release(answer)
 
     def _abandon(self, closed: StoreClosed) -> None:
-        """Let go of all jobs after the app was closed inside of the block; for `SyncClaimer`."""
+        """Log that the jobs stay claimed, and unlock the file; for `SyncClaimer`, if the app was closed."""
         log.warning("claimer %s: its jobs stay claimed until their leases expire: %s", self.id, closed)
         self._presence.close()
 
     def _forget(self, claim: OpenClaim) -> None:
-        """Let go of a claim that is settled or lost. From any thread."""
+        """Remove a claim that is settled or lost. From any thread."""
         self._jobs.pop(claim, None)
-        self._leases.drop(claim)
+        self._leases.remove(claim)
 
     def _track(self, task: "asyncio.Task[ClaimedJobs] | asyncio.Task[None]") -> None:
         self._in_flight.add(task)

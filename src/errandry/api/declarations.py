@@ -40,7 +40,7 @@ class Declarations:
         check_rule(kind, rule)
         before = self._rules.get((kind, name), rule)
         if kind is GateKind.QUEUE and before != rule:
-            texts = [_rule_text(one, one.given_fields) or "no rules" for one in (before, rule)]
+            texts = [_rule_text(known, known.given_fields) or "no rules" for known in (before, rule)]
             why = f"is declared already with {texts[0]}, now with {texts[1]}: give all rules in one call"
             raise InvalidValue("queue", name, why)
         self._rules[kind, name] = rule
@@ -76,9 +76,9 @@ class Declarations:
         if not self._rules and not prune:
             return []
         stored: dict[tuple[GateKind, str], RuleInfo] = {
-            (gate.kind, gate.name): gate.ruling
+            (gate.kind, gate.name): gate.rule_info
             for gate in await self._app.engine.call(self._app.store.rules)
-            if gate.ruling is not None and not gate.group
+            if gate.rule_info is not None and not gate.group
         }
         changed = []
         for (kind, name), rule in self._rules.items():

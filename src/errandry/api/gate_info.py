@@ -117,21 +117,21 @@ def group_info(record: GroupRecord) -> GroupInfo:
 
 
 def gate_info(gate: GateRecord) -> GateInfo:
-    ruling = gate.ruling
+    rule_info = gate.rule_info
     return GateInfo(
         kind=gate.kind,
         name=gate.name,
         group=gate.group,
         rule=gate.rule,
-        set_at=None if ruling is None else as_datetime(ruling.at),
-        set_by="" if ruling is None else ruling.by,
-        sources={} if ruling is None else ruling.sources,
+        set_at=None if rule_info is None else as_datetime(rule_info.at),
+        set_by="" if rule_info is None else rule_info.by,
+        sources={} if rule_info is None else rule_info.sources,
         operators={
             field: OperatorChangeInfo(as_datetime(change.at), change.by)
-            for field, change in ({} if ruling is None else ruling.operator_fields).items()
+            for field, change in ({} if rule_info is None else rule_info.operator_fields).items()
         },
-        declared=NO_RULE if ruling is None else ruling.declared_rule,
-        owner="" if ruling is None or ruling.declared is None else ruling.declared.owner,
+        declared=NO_RULE if rule_info is None else rule_info.declared_rule,
+        owner="" if rule_info is None or rule_info.declared is None else rule_info.declared.owner,
         paused=pause_info(gate.paused),
         closed_until=_closed_until(gate),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("errandry.worker")
 
-UNSEEN_MAX = 100
+PENDING_MAX = 100
 """Maximum number of `error` events that wait for an observer; of more, it gets the newest."""
 
 
@@ -32,8 +32,8 @@ class ObserverCalls:
         self._app, self._trouble, self._threads = app, trouble, ThreadPool()
         self._loop = asyncio.get_running_loop()
         self.followers = [Follower(observer) for observer in app.observers]
-        self._passing_on: list[asyncio.Task[None]] = []
-        trouble.listen(self._receive)
+        self._deliveries: list[asyncio.Task[None]] = []
+        trouble.set_observer(self._receive)
 
     async def start(self) -> None:
         """Begin with the next event, and with the `error` events since this was made."""
@@ -41,22 +41,22 @@ class ObserverCalls:
             cursor = await self._app.latest_cursor()
             for follower in self.followers:
                 follower.cursor = cursor
-            self._passing_on = [
-                asyncio.create_task(self._pass_on_trouble(follower)) for follower in self.followers
+            self._deliveries = [
+                asyncio.create_task(self._deliver_errors(follower)) for follower in self.followers
             ]
 
     async def finish(self) -> None:
         """Deliver the `error` events that have come so far; later ones are dropped."""
         for follower in self.followers:
             follower.put(None)
-        if self._passing_on:
-            await asyncio.wait(self._passing_on)
+        if self._deliveries:
+            await asyncio.wait(self._deliveries)
 
     async def close(self) -> None:
-        """Let go of calls that have not ended."""
-        for task in self._passing_on:
+        """Cancel the calls that have not ended."""
+        for task in self._deliveries:
             task.cancel()
-        await asyncio.gather(*self._passing_on, return_exceptions=True)
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
         self._threads.close()
 
     async def notify(self, follower: "Follower", event: Event) -> None:
@@ -87,8 +87,8 @@ class ObserverCalls:
                 with suppress(RuntimeError):  # the loop was closed: the worker or claimer has ended
                     self._loop.call_soon_threadsafe(follower.put, event)
 
-    async def _pass_on_trouble(self, follower: "Follower") -> None:
-        while (event := await follower.unseen.get()) is not None:
+    async def _deliver_errors(self, follower: "Follower") -> None:
+        while (event := await follower.pending.get()) is not None:
             await self.notify(follower, event)
 
 
@@ -100,10 +100,10 @@ class Follower:
 
     def __init__(self, observer: "Observer") -> None:
         self.observer, self.cursor, self.lock = observer, "", asyncio.Lock()
-        self.unseen: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.pending: asyncio.Queue[Event | None] = asyncio.Queue()
 
     def put(self, event: Event | None) -> None:
         """Put an `error` event at the end of the queue, or None to end it. On the loop of the observers."""
-        if event is not None and self.unseen.qsize() >= UNSEEN_MAX:
-            self.unseen.get_nowait()
-        self.unseen.put_nowait(event)
+        if event is not None and self.pending.qsize() >= PENDING_MAX:
+            self.pending.get_nowait()
+        self.pending.put_nowait(event)

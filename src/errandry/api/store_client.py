@@ -53,9 +53,13 @@ class StoreClient:
 
     async def open(self) -> None:
         """Open the store now rather than on first use; reopens it after `close`."""
-        if self._closed:
-            self.engine, self._closed = Engine(self.store, self._write_limits, self.clock), False
+        self._replace_closed_engine()
         await self.engine.start()
+
+    def open_sync(self) -> None:
+        """`open` for a thread without an event loop."""
+        self._replace_closed_engine()
+        self.engine.start_sync()
 
     async def close(self, timeout: float | None = None) -> None:
         """Write what was accepted and close the store. Only `open` reopens it."""
@@ -66,6 +70,10 @@ class StoreClient:
         """`close` for a thread without an event loop."""
         self._closed = True
         self.engine.stop_sync(timeout)
+
+    def _replace_closed_engine(self) -> None:
+        if self._closed:
+            self.engine, self._closed = Engine(self.store, self._write_limits, self.clock), False
 
     @contextmanager
     def override_store(self, store: Store, clock: Clock | None = None) -> Iterator[None]:

@@ -77,6 +77,7 @@ class SyncJob(JobView[R_co], Blocking):
     def refresh(self) -> Self:
         """Read the job again; raises UnknownJob if it was removed."""
         self._wait(self._mirrored.refresh())
+        self._codec = self._mirrored._codec
         return self
 
     def wait(self, timeout: Duration | None = None) -> Self:
@@ -581,7 +582,7 @@ class SyncErrandry(Blocking):
 
     def open(self) -> None:
         """Open the store now rather than on first use; reopens it after `close`."""
-        self._wait(self._mirrored.open())
+        self._mirrored.client.open_sync()
 
     def close(self, timeout: float | None = None) -> None:
         """Write what was accepted and close the store. Only `open` reopens it."""
@@ -749,7 +750,7 @@ class SyncErrandry(Blocking):
         event_loop.run(self._mirrored.run_worker(signals=signals, **options))
 
     def __enter__(self) -> Self:
-        self._wait(self._mirrored.__aenter__())
+        self.open()
         return self
 
     def __exit__(

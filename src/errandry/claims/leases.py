@@ -83,14 +83,14 @@ class Leases:
             clock, "cannot renew leases, retrying", "leases are renewed again", on_trouble
         )
 
-    def take(self, run: HeldClaim) -> None:
-        """Hold the lease of a job that was just claimed. An earlier claim of it by this worker is lost."""
+    def add(self, run: HeldClaim) -> None:
+        """Renew the lease of a job just claimed. An earlier claim of it by this worker is lost."""
         if (previous := self._held.get(run.ref.job)) is not None:
             self._mark_lost(previous, "claimed again")
         self._held[run.ref.job] = run
 
-    def drop(self, run: HeldClaim) -> None:
-        """Let go of a lease: nothing more is written under it."""
+    def remove(self, run: HeldClaim) -> None:
+        """Stop renewing a lease: nothing more is written under it."""
         if self._held.get(run.ref.job) is run:
             del self._held[run.ref.job]
 
@@ -106,8 +106,8 @@ class Leases:
             if now >= self._due and (renewing is None or renewing.done()):
                 renewing, self._due = asyncio.create_task(self.renew_all()), now + interval
             for run in list(self._held.values()):
-                if run.lease_until <= now and self._mark_lost(run, "it could not be renewed in time"):
-                    self._on_trouble("lost leases: they could not be renewed in time")
+                if run.lease_until <= now:
+                    self._end_lease(run)
             await asyncio.sleep(min(POLL_INTERVAL, interval / 4))
 
     async def watch_cancels(self) -> None:
@@ -158,6 +158,13 @@ class Leases:
                 if ack is CANCEL:
                     run.stop(StopReason.CANCEL)
         return True
+
+    def _end_lease(self, run: HeldClaim) -> None:
+        """Mark an expired lease as lost; report it if it should have been renewed until its end."""
+        if not run.needs_renewal(run.lease_until):
+            self._mark_lost(run, "it has expired")
+        elif self._mark_lost(run, "it could not be renewed in time"):
+            self._on_trouble("lost leases: they could not be renewed in time")
 
     def _mark_lost(self, run: HeldClaim, reason: str) -> bool:
         """Log that the lease is lost and stop the run; False if it is lost already or its job has ended."""

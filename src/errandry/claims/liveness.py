@@ -22,7 +22,7 @@ class Liveness:
     """
 
     def __init__(self) -> None:
-        self.path, self._lock = "", -1
+        self.path, self._lock, self._process = "", -1, os.getpid()
         try:
             path = os.path.join(_lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -40,7 +40,8 @@ class Liveness:
         return self._lock if self.path else None
 
     def close(self) -> None:
-        if self.path:
+        """Unlock the file and remove it. A forked child only closes its descriptor."""
+        if self.path and os.getpid() == self._process:
             remove_lock_file(self.path)
         if self._lock >= 0:
             os.close(self._lock)

@@ -70,5 +70,5 @@ class Presence:
             log.warning("cannot write the heartbeat of worker %s: %s", beat.worker, trouble)
 
     def close(self) -> None:
-        """Unlock the file, after the last heartbeat."""
+        """Unlock the file, after the last heartbeat. See `Liveness.close`."""
         self._liveness.close()

@@ -62,11 +62,11 @@ class TroubleReporter:
         self._dropped = 0
         self._changes = ChangeCounter()
         self._is_closing = False
-        self._listener: Callable[[EventRecord], None] | None = None
+        self._observer: Callable[[EventRecord], None] | None = None
 
-    def listen(self, listener: Callable[[EventRecord], None]) -> None:
-        """Call `listener` with each `error` event of this worker, from the thread that reports it."""
-        self._listener = listener
+    def set_observer(self, observer: Callable[[EventRecord], None]) -> None:
+        """Call `observer` with each `error` event of this worker, from the thread that reports it."""
+        self._observer = observer
 
     def is_own(self, event: EventRecord) -> bool:
         """Whether this worker has reported this event."""
@@ -85,8 +85,8 @@ class TroubleReporter:
                 return
             self._unstored.append(text)
             self._drop_oldest()
-        if self._listener is not None:
-            self._listener(trouble_event(self.worker, text))
+        if self._observer is not None:
+            self._observer(trouble_event(self.worker, text))
         self._changes.increment()
 
     def _is_new(self, trouble: tuple[str, str]) -> bool:

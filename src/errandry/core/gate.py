@@ -178,13 +178,13 @@ class GateRecord(Struct, frozen=True, gc=False):
     name: str
     group: str = ""
     paused: PauseRecord | None = None
-    ruling: RuleInfo | None = None
+    rule_info: RuleInfo | None = None
     tat: float = 0.0
     closed_until: float = 0.0
 
     @property
     def rule(self) -> Rule:
-        return NO_RULE if self.ruling is None else self.ruling.rule
+        return NO_RULE if self.rule_info is None else self.rule_info.rule
 
     @property
     def key(self) -> "GateKey":
@@ -192,7 +192,7 @@ class GateRecord(Struct, frozen=True, gc=False):
 
     def is_default(self, now: float) -> bool:
         """Whether the gate limits nothing at `now`, so that its record can be deleted."""
-        is_open = self.paused is None and self.ruling is None
+        is_open = self.paused is None and self.rule_info is None
         return is_open and self.tat <= now and self.closed_until <= now
 
 

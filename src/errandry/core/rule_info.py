@@ -119,8 +119,11 @@ def change_rule(
             changed.pop(field, None)
         elif field not in changed or value != getattr(before.rule, field):
             changed[field] = OperatorChange(at, by)
-    return _changed(
-        info, replace(before, rule=replace(before.rule, **values), operator_fields=_ordered(changed)), at, by
+    return _with_change(
+        info,
+        replace(before, rule=replace(before.rule, **values), operator_fields=_sort_by_field(changed)),
+        at,
+        by,
     )
 
 
@@ -136,7 +139,7 @@ def reset_rule(
     after = _without_declared(info, fields) if declared else info
     values = {field: getattr(after.declared_rule, field) for field in fields}
     left = {field: change for field, change in info.operator_fields.items() if field not in fields}
-    return _changed(info, replace(after, rule=replace(info.rule, **values), operator_fields=left), at, by)
+    return _with_change(info, replace(after, rule=replace(info.rule, **values), operator_fields=left), at, by)
 
 
 def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> RuleInfo | None:
@@ -157,7 +160,7 @@ def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> Ru
     # guard: operators_rule
     values = {field: getattr(before.rule, field) for field in before.operator_fields}
     after = replace(before, rule=replace(rule, **values), declared=declared)
-    return _existing(after if after.operator_fields else replace(after, at=at, by=""))
+    return _none_if_empty(after if after.operator_fields else replace(after, at=at, by=""))
 
 
 def _without_declared(info: RuleInfo, fields: Collection[str]) -> RuleInfo:
@@ -167,15 +170,15 @@ def _without_declared(info: RuleInfo, fields: Collection[str]) -> RuleInfo:
     return replace(info, declared=None if rule == NO_RULE else replace(info.declared, rule=rule))
 
 
-def _changed(before: RuleInfo | None, after: RuleInfo, at: float, by: str) -> RuleInfo | None:
-    return before if after == before else _existing(replace(after, at=at, by=by))
+def _with_change(before: RuleInfo | None, after: RuleInfo, at: float, by: str) -> RuleInfo | None:
+    return before if after == before else _none_if_empty(replace(after, at=at, by=by))
 
 
-def _existing(info: RuleInfo) -> RuleInfo | None:
+def _none_if_empty(info: RuleInfo) -> RuleInfo | None:
     is_empty = info.rule == NO_RULE and not info.operator_fields and info.declared is None
     return None if is_empty else info
 
 
-def _ordered(changes: dict[str, OperatorChange]) -> dict[str, OperatorChange]:
+def _sort_by_field(changes: dict[str, OperatorChange]) -> dict[str, OperatorChange]:
     """The changes in the order of the fields of `Rule`."""
     return {field: changes[field] for field in Rule.__struct_fields__ if field in changes}

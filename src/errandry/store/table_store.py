@@ -169,7 +169,7 @@ class TableStore:
             return [
                 replace(gate, tat=0.0, closed_until=max(0.0, gate.closed_until))
                 for gate in tables.gates(*kinds)
-                if gate.paused is not None or gate.ruling is not None or gate.closed_until > now
+                if gate.paused is not None or gate.rule_info is not None or gate.closed_until > now
             ]
 
         return await self.read(reader)

@@ -140,7 +140,7 @@ class Worker:
     def _make_run(self, job: JobRecord, sent_at: float) -> JobRun:
         """Make a run of a job that was just claimed and hold its lease. Called on the engine's loop."""
         run = JobRun(job, sent_at + self.options.lease, self._executor, self._loop)
-        self._leases.take(run)
+        self._leases.add(run)
         return run
 
     def _begin_calls(self, calls: list[HandlerCall], prefetched: bool) -> None:
@@ -158,7 +158,7 @@ class Worker:
                 call.stop(StopReason.SHUTDOWN)
 
     def _end_run(self, run: JobRun) -> None:
-        self._leases.drop(run)
+        self._leases.remove(run)
         if not run.is_settling or run.call.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.wake()
 
@@ -196,7 +196,7 @@ class Worker:
         for call in self._slots.calls:
             self._slots.release(call)
         for run in remaining:
-            self._leases.drop(run)
+            self._leases.remove(run)
         releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
         await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
 

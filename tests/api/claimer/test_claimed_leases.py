@@ -8,6 +8,7 @@ import pytest
 from errandry import Errandry, Snooze, State
 from errandry.core.answer import Answer
 from errandry.core.command import Claim, Command, Upkeep
+from errandry.core.event import EventKind
 from errandry.core.state import Reason
 from errandry.errors import LeaseLost, ReplyLost
 from errandry.store.engine.backlog import WriteLimits
@@ -180,3 +181,35 @@ async def test_the_jobs_of_a_slow_claim_are_renewed_before_it_returns(clock: Fak
         async with jobs.claimer(lease=LEASE, upkeep=False) as claimer:
             await claim_one(claimer)
             assert (await jobs.client.record(enqueued.id)).lease_until == clock.time() + LEASE
+
+
+async def test_a_lease_that_the_program_does_not_renew_is_no_error_of_the_claimer(
+    jobs: Errandry, clock: FakeClock
+) -> None:
+    cursor = await jobs.latest_cursor()
+    await jobs.enqueue("send")
+    async with jobs.claimer(lease=LEASE, renew=False, upkeep=False) as claimer:
+        job = await claim_one(claimer)
+        clock.advance(LEASE)
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            while not job._claim.is_lost:  # noqa: ASYNC110 - the loop that checks leases has no event
+                await asyncio.sleep(0.01)
+
+    entries = (await jobs.engine.call(jobs.store.events, cursor, 100)).entries
+    assert EventKind.ERROR not in [entry.event.kind for entry in entries]
+
+
+async def test_the_cause_of_a_lost_lease_is_one_of_those_documented(memory_jobs: Errandry) -> None:
+    await memory_jobs.enqueue("send")
+
+    async def run() -> None:
+        async with job:
+            raise Snooze("1 hour")
+
+    async with memory_jobs.claimer(lease=LEASE, upkeep=False) as claimer:
+        job = await claim_one(claimer)
+        job._claim.mark_lost("it could not be renewed in time")
+        with pytest.raises(LeaseLost) as lost:
+            await run()
+
+    assert lost.value.cause == "expired"

@@ -1,6 +1,7 @@
 """Outcomes of claimed jobs that the store cannot take yet."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -165,3 +166,59 @@ async def test_a_release_that_was_not_written_does_not_count_as_settled(
 
         assert not job.settled
         assert (await jobs.client.record(enqueued.id)).state is State.RUNNING
+
+
+class SettleHoldingStore(MemoryStore):
+    """Writes no outcome until `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settling, self.released = threading.Event(), threading.Event()
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if any(isinstance(command, Settle) for command in commands):
+            self.settling.set()
+            await asyncio.to_thread(self.released.wait, WAIT_TIMEOUT)
+        return await super().commit(commands)
+
+
+async def test_a_verb_that_the_end_of_the_block_cuts_off_raises_reply_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CancelledError would look like a cancellation of its task, and a task group would swallow it."""
+    monkeypatch.setattr("errandry.api.claimer.CLOSE_TIMEOUT", 0.05)
+    store = SettleHoldingStore()
+    async with Errandry(store=store) as jobs:
+        await jobs.enqueue("send")
+        async with jobs.claimer(upkeep=False) as claimer:
+            job = await claim_one(claimer)
+            completing = asyncio.create_task(job.complete())
+            await asyncio.to_thread(store.settling.wait, WAIT_TIMEOUT)
+
+        with pytest.raises(ReplyLost, match="its block ended before the store answered"):
+            await completing
+        store.released.set()
+
+
+async def test_a_claimer_that_is_canceled_again_while_it_closes_still_releases_its_jobs(
+    memory_jobs: Errandry,
+) -> None:
+    enqueued = [await memory_jobs.enqueue("send") for _ in range(3)]
+    claimed = asyncio.Event()
+
+    async def program() -> None:
+        async with memory_jobs.claimer() as claimer:
+            await claimer.claim(3)
+            claimed.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(program())
+    await claimed.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert [(await job.refresh()).state for job in enqueued] == [State.WAITING] * 3
+    assert await memory_jobs.workers.list() == []

@@ -52,20 +52,20 @@ def _keeps_order(work: UnitOfWork, gate: GateRecord) -> bool:
 
 def put_rule(work: UnitOfWork, command: PutRule) -> Ack:
     gate = _lock_gate(work, command)
-    after = change_rule(gate.ruling, command.rule, command.changed_fields, work.now, command.by)
-    return _put_ruling(work, command, gate, after, command.by)
+    after = change_rule(gate.rule_info, command.rule, command.changed_fields, work.now, command.by)
+    return _put_rule_info(work, command, gate, after, command.by)
 
 
 def reset(work: UnitOfWork, command: ResetRule) -> Ack:
     gate = _lock_gate(work, command)
-    after = reset_rule(gate.ruling, command.changed_fields, work.now, command.by, command.declared)
-    return _put_ruling(work, command, gate, after, command.by)
+    after = reset_rule(gate.rule_info, command.changed_fields, work.now, command.by, command.declared)
+    return _put_rule_info(work, command, gate, after, command.by)
 
 
 def declare(work: UnitOfWork, command: DeclareRule) -> Ack:
     gate = _lock_gate(work, command)
-    after = declare_rule(gate.ruling, command.rule, command.owner, work.now)
-    return _put_ruling(work, command, gate, after, f"code of {command.owner}")
+    after = declare_rule(gate.rule_info, command.rule, command.owner, work.now)
+    return _put_rule_info(work, command, gate, after, f"code of {command.owner}")
 
 
 def close_gate_of(work: UnitOfWork, job: JobRecord, delay: float) -> None:
@@ -86,12 +86,12 @@ def _lock_gate(work: UnitOfWork, command: GateCommand) -> GateRecord:
     return work.lock_gates()[key_of(command)]
 
 
-def _put_ruling(
-    work: UnitOfWork, command: GateCommand, gate: GateRecord, ruling: RuleInfo | None, by: str
+def _put_rule_info(
+    work: UnitOfWork, command: GateCommand, gate: GateRecord, rule_info: RuleInfo | None, by: str
 ) -> Ack:
-    if ruling == gate.ruling:
+    if rule_info == gate.rule_info:
         return ALREADY
-    after = replace(gate, ruling=ruling)
+    after = replace(gate, rule_info=rule_info)
     queue_rule = work.rule(gate.name) if gate.kind is GateKind.GROUP else NO_RULE
     rate = group_limits(after.rule, queue_rule)[1]
     if rate != group_limits(gate.rule, queue_rule)[1]:
@@ -99,7 +99,7 @@ def _put_ruling(
     _put_gate(work, after)
     if gate.kind is GateKind.QUEUE and after.rule.group_rate != gate.rule.group_rate:
         _apply_new_group_rate(work, gate.name, after.rule.group_rate)  # guard: group_rate_changed
-    _emit(work, EventKind.RULE_CHANGED, command, by, describe_change(gate.ruling, ruling))
+    _emit(work, EventKind.RULE_CHANGED, command, by, describe_change(gate.rule_info, rule_info))
     return WRITTEN
 
 

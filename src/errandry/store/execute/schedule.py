@@ -220,8 +220,9 @@ def _insert_job(work: UnitOfWork, new: NewJob, after: str | None = None) -> None
     """Insert a job that runs after the job `after`, if that has not ended."""
     previous = work.get(after) if after is not None else None
     previous = None if previous is None or previous.finished else previous  # guard: queue_of_ticks
-    family = (1,) if previous is not None else ()
-    work.move(Move.INSERT, None, move.created(new, work.tables.next_number(), work.now, *family))
+    open_children = 0 if previous is None else 1
+    job = move.created(new, work.tables.next_number(), work.now, open_children)
+    work.move(Move.INSERT, None, job)
     if previous is not None:
         edges = (Edge(new.id, previous.id, Policy.AFTER),)
         flow.add_edges(work, flow.NewEdges(edges, Counter((new.id,)), Counter((previous.id,))), (new.id,), 0)

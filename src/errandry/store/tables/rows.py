@@ -38,7 +38,7 @@ _MOVES = {str(move): move for move in Move} | {None: None}
 _POLICIES = {str(policy): policy for policy in Policy}
 _OUTCOMES = {str(ended): ended for ended in ChildEnd} | {None: None}
 _NULL_PARTS = (None,) * 8
-_NULL_RULING = (None,) * 5
+_NULL_RULE_INFO = (None,) * 5
 _EMPTY_PARTS = (None, None, None, (), (), (), None, None)
 _EMPTY_OPTIONS = (None, None, (), None)
 _STEPS = {str(kind): kind for kind in StepKind}
@@ -122,12 +122,12 @@ def from_gate(gate: GateRecord) -> Row:
     return (
         *(gate.kind.value, gate.name, gate.group),
         *((None, None) if paused is None else (paused.at, paused.by)),
-        *(_NULL_RULING if gate.ruling is None else _from_ruling(gate.ruling)),
+        *(_NULL_RULE_INFO if gate.rule_info is None else _from_rule_info(gate.rule_info)),
         *(gate.tat, gate.closed_until),
     )
 
 
-def _from_ruling(info: RuleInfo) -> Row:
+def _from_rule_info(info: RuleInfo) -> Row:
     fields = text(info.operator_fields) if info.operator_fields else None
     return text(info.rule), info.at, info.by, fields, None if info.declared is None else text(info.declared)
 
@@ -141,13 +141,13 @@ def to_gate(row: Sequence[Any]) -> GateRecord:
         name,
         group,
         None if paused_at is None else PauseRecord(paused_at, paused_by),
-        None if rule is None else _to_ruling(rule, ruled_at, ruled_by, fields, declared),
+        None if rule is None else _to_rule_info(rule, ruled_at, ruled_by, fields, declared),
         tat,
         closed_until,
     )
 
 
-def _to_ruling(rule: str, at: float, by: str, fields: str | None, declared: str | None) -> RuleInfo:
+def _to_rule_info(rule: str, at: float, by: str, fields: str | None, declared: str | None) -> RuleInfo:
     return RuleInfo(
         _rule(rule),
         at,

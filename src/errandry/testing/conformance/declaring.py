@@ -454,8 +454,8 @@ def _plan(every: float) -> SchedulePlan:
 async def _rule_info(store: Store) -> RuleInfo:
     """The info of the only rule."""
     [gate] = await store.rules()
-    assert gate.ruling is not None
-    return gate.ruling
+    assert gate.rule_info is not None
+    return gate.rule_info
 
 
 async def _schedule(store: Store) -> ScheduleRecord:

@@ -37,9 +37,9 @@ class QueueRules:
         clock.advance(10)
 
         assert await store.rules() == [
-            GateRecord(GateKind.QUEUE, "mail", ruling=_set_rule(WHOLE, at, "ada")),
-            GateRecord(GateKind.TASK, "send", ruling=_set_rule(Rule(limit=3), at, "eve")),
-            GateRecord(GateKind.GROUP, "mail", "acme", ruling=_set_rule(Rule(weight=2.5), at, "bob")),
+            GateRecord(GateKind.QUEUE, "mail", rule_info=_set_rule(WHOLE, at, "ada")),
+            GateRecord(GateKind.TASK, "send", rule_info=_set_rule(Rule(limit=3), at, "eve")),
+            GateRecord(GateKind.GROUP, "mail", "acme", rule_info=_set_rule(Rule(weight=2.5), at, "bob")),
         ]
 
     @GATES
@@ -49,8 +49,8 @@ class QueueRules:
         await requests.send(store, PutRule(kind, "name", Rule(limit=3, rate=Rate(1, 1.0, 1)), group))
         clock.advance(5)
         assert await requests.send(store, PutRule(kind, "name", Rule(limit=4), group, "ada")) is WRITTEN
-        ruling = _set_rule(Rule(limit=4), clock.time(), "ada")
-        assert await store.rules() == [GateRecord(kind, "name", group, ruling=ruling)]
+        rule_info = _set_rule(Rule(limit=4), clock.time(), "ada")
+        assert await store.rules() == [GateRecord(kind, "name", group, rule_info=rule_info)]
 
         assert await requests.send(store, PutRule(kind, "name", NO_RULE, group)) is WRITTEN
 
@@ -72,15 +72,15 @@ class QueueRules:
         at = clock.time()
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
         await requests.send(store, Pause(GateKind.QUEUE, "q", "ada"))
-        ruling, pausing = _set_rule(Rule(limit=3), at), PauseRecord(at, "ada")
-        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, ruling=ruling)]
+        rule_info, pausing = _set_rule(Rule(limit=3), at), PauseRecord(at, "ada")
+        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing, rule_info=rule_info)]
 
         await requests.send(store, PutRule(GateKind.QUEUE, "q", NO_RULE))
         assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", paused=pausing)]
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(limit=3)))
         await requests.send(store, Resume(GateKind.QUEUE, "q"))
 
-        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", ruling=ruling)]
+        assert await store.rules() == [GateRecord(GateKind.QUEUE, "q", rule_info=rule_info)]
 
     async def test_a_changed_rule_is_reported_with_its_values_and_the_operator(self, store: Store) -> None:
         cursor = await store.latest_cursor()
