@@ -61,6 +61,9 @@ class Counting:
         return text.split(", ", 1)[1].removesuffix("]")
 
 
+async def _report() -> None: ...
+
+
 async def gate(jobs: Errandry) -> GateRecord:
     """The only gate with a rule."""
     [record] = await jobs.engine.call(jobs.store.rules)
@@ -262,7 +265,20 @@ class TestRules:
         assert await live.put_declared() == ["queue mail"]
         assert await other.put_declared() == []
         assert await another(live, "other").put_declared(prune=True) == []
-        assert [gate.owner for gate in await live.rules()] == ["app"]
+        assert [gate.owners for gate in await live.rules()] == [("app",)]
+
+    async def test_prune_keeps_what_another_program_declares_too(
+        self, live: Errandry, another: Callable[..., Errandry]
+    ) -> None:
+        for app in (live, another(live, "other")):
+            app.declare_queue("mail", limit=20)
+            app.schedule("nightly", app.task(name="report")(_report), "@daily")
+            await app.put_declared()
+
+        assert await another(live).put_declared(prune=True) == []  # the next version declares nothing
+
+        assert (await live.queue("mail").rules()).limit == 20
+        assert [schedule.owners for schedule in await live.schedules.list()] == [("other",)]
 
     async def test_an_operator_can_remove_what_a_program_of_another_owner_declares(
         self, live: Errandry, another: Callable[..., Errandry]
@@ -393,7 +409,7 @@ class TestSchedules:
 
         schedule = await jobs.schedules.get("clean")
         assert (schedule.when, schedule.queue) == ("0 5 * * *", "slow")
-        assert (schedule.source, schedule.owner) == (Source.OPERATOR, "app")
+        assert (schedule.source, schedule.owners) == (Source.OPERATOR, ("app",))
         assert [record.message for record in caplog.records if record.name == LOGGER] == [
             "schedule clean: this program declares when 0 3 * * *, queue default, "
             "but when 0 5 * * *, queue slow is in force, set by ada; "
@@ -537,7 +553,7 @@ class TestSchedules:
 
         assert sorted(changed) == ["schedule changed", "schedule old"]
         [schedule] = await jobs.schedules.list()
-        assert (schedule.name, schedule.when, schedule.owner) == ("changed", "@hourly", "")
+        assert (schedule.name, schedule.when, schedule.owners) == ("changed", "@hourly", ())
 
 
 async def test_a_worker_starts_although_the_declared_rules_cannot_be_stored(

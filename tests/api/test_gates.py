@@ -87,7 +87,7 @@ async def test_rules_groups_and_pauses_are_read_with_utc_datetimes(jobs: Errandr
         sources={"weight": Source.OPERATOR},
         operators={"weight": OperatorChangeInfo(at, "")},
         declared=NO_RULE,
-        owner="",
+        owners=(),
         paused=pause,
         closed_until=None,
     )

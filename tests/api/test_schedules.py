@@ -85,9 +85,9 @@ class TestPutting:
         assert (put.task, put.arguments, put.metadata) == ("report", {"of": "x"}, {"tenant": 7})
         assert (put.queue, put.priority, put.tags, put.timeout) == ("reports", 5, ("a",), 60.0)
         assert put.keep == Keep(86_400.0, 86_400.0, 86_400.0)
-        assert (put.by, put.owner, put.created_at, put.updated_at) == (
+        assert (put.by, put.owners, put.created_at, put.updated_at) == (
             "ada",
-            "",
+            (),
             as_datetime(clock.time()),
             as_datetime(clock.time()),
         )
@@ -292,7 +292,7 @@ class TestDeclaring:
         await run_burst(jobs)
 
         schedules = {schedule.name: schedule for schedule in await jobs.schedules.list()}
-        assert (schedules["clean"].when, schedules["clean"].owner) == ("0 3 * * *", "app")
+        assert (schedules["clean"].when, schedules["clean"].owners) == ("0 3 * * *", ("app",))
         assert (schedules["acme"].timezone, schedules["acme"].task) == ("Asia/Tokyo", "report")
         assert await jobs.put_declared() == []
 

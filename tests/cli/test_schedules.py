@@ -170,7 +170,7 @@ class TestDeclared:
 
         assert _source_line(cli) == "operator; the code declares when 30 2 * * *, queue default"
         [data] = cli("schedules", "show", "nightly", "--json").data
-        assert (data["source"], data["owner"], data["when"]) == ("operator", "app", "0 4 * * *")
+        assert (data["source"], data["owners"], data["when"]) == ("operator", ["app"], "0 4 * * *")
         assert data["declared"] == {"when": "30 2 * * *", "queue": "default"}
 
         assert "nightly runs report 30 2 * * *" in cli("schedules", "reset", "nightly").err

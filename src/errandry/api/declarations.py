@@ -68,7 +68,7 @@ class Declarations:
                 _log_plan(before, plan)
         if prune:
             for name, record in stored.items():
-                if record.owner == self.owner and name not in schedules.declared:
+                if self.owner in record.owners and name not in schedules.declared:
                     changed += await self._remove(f"schedule {name}", DeclareSchedule(name, None, self.owner))
         return changed
 
@@ -88,7 +88,7 @@ class Declarations:
                 _log_rule(kind, name, before, declare_rule(before, rule, self.owner, before.at))
         if prune:
             for (kind, name), info in stored.items():
-                is_own = info.declared is not None and info.declared.owner == self.owner
+                is_own = info.declared is not None and self.owner in info.declared.owners
                 if is_own and (kind, name) not in self._rules:
                     command = DeclareRule(kind, name, NO_RULE, self.owner)
                     changed += await self._remove(f"{kind} {name}", command)
@@ -113,7 +113,7 @@ def _log_rule(kind: GateKind, name: str, before: RuleInfo, after: RuleInfo | Non
         ]
         log.info(
             "%s %s: this program declares %s; %s declared %s before",
-            *(kind, name, _rule_text(new, fields), old.owner, _rule_text(old.rule, fields)),
+            *(kind, name, _rule_text(new, fields), ", ".join(old.owners), _rule_text(old.rule, fields)),
         )
     if after is not None and (fields := [*after.overridden_fields]):
         target = quote(name) if kind is GateKind.QUEUE else f"--task {quote(name)}"
@@ -141,7 +141,7 @@ def _log_plan(before: ScheduleRecord, plan: SchedulePlan) -> None:
     if known is not None and (changes := differences(known, plan)):
         log.info(
             "schedule %s: this program declares %s; %s declared %s before",
-            *(before.name, _side(changes, 1), before.owner, _side(changes, 0)),
+            *(before.name, _side(changes, 1), ", ".join(before.owners), _side(changes, 0)),
         )
     if before.source is Source.OPERATOR and (changes := differences(before.plan, plan)):
         log.warning(

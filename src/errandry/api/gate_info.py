@@ -72,7 +72,8 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     rule          its rule in force, without fields if it has none; `set_at` and `set_by`: its last change
     sources       for each field of the rule whether code or an operator has set it
     operators     for each field that an operator has set, when and by which operator
-    declared      the rule that the code of the program `owner` declares
+    declared      the rule that code declares
+    owners        the programs that declare it
     paused        when it was paused, and by which operator; None if it is not paused
     closed_until  no job of it starts before this time: a handler asked for a pause by a retry
     """
@@ -86,7 +87,7 @@ class GateInfo(Struct, frozen=True, kw_only=True):
     sources: Mapping[str, Source]
     operators: Mapping[str, OperatorChangeInfo]
     declared: Rule
-    owner: str
+    owners: tuple[str, ...]
     paused: PauseInfo | None
     closed_until: datetime | None
 
@@ -131,7 +132,7 @@ def gate_info(gate: GateRecord) -> GateInfo:
             for field, change in ({} if rule_info is None else rule_info.operator_fields).items()
         },
         declared=NO_RULE if rule_info is None else rule_info.declared_rule,
-        owner="" if rule_info is None or rule_info.declared is None else rule_info.declared.owner,
+        owners=() if rule_info is None or rule_info.declared is None else rule_info.declared.owners,
         paused=pause_info(gate.paused),
         closed_until=_closed_until(gate),
     )

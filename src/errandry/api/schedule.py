@@ -35,7 +35,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     missed     number of ticks that did not run
     live       the ids of its latest jobs that may not have ended
     paused     when it was paused, and by which operator; None if it is not paused
-    owner      the program that declares it in code; empty if it was put at run time
+    owners     the programs that declare it in code; none if it was put at run time
     by         the operator who changed it last
     source     whether the plan in force comes from code or from an operator
     declared   while it is an operator's: what code declares instead, as text by name
@@ -70,7 +70,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     missed: int
     live: tuple[str, ...]
     paused: PauseInfo | None
-    owner: str
+    owners: tuple[str, ...]
     by: str
     source: Source
     declared: dict[str, str]
@@ -117,7 +117,7 @@ def schedule_of_record(record: ScheduleRecord, codec: Codec) -> Schedule:
         missed=record.missed,
         live=record.live,
         paused=pause_info(record.paused),
-        owner=record.owner,
+        owners=record.owners,
         by=record.by,
         source=record.source,
         declared=_declared_texts(record),

@@ -307,14 +307,14 @@ def _facts(schedule: "Schedule", now: datetime) -> "list[tuple[str, str]]":
         ("runs", f"{schedule.runs:,}, and {schedule.missed:,} missed"),
         ("updated", f"{local_time(schedule.updated_at)}{f' by {clean(schedule.by)}' if schedule.by else ''}"),
         ("source", _source_text(schedule)),
-        ("owner", clean(schedule.owner)),
+        ("owners", ", ".join(map(clean, schedule.owners))),
     ]
     return [(name, value) for name, value in facts if value]
 
 
 def _source_text(schedule: "Schedule") -> str:
     """Where the plan comes from, and what code declares instead."""
-    if schedule.source is Source.CODE or not schedule.owner:
+    if schedule.source is Source.CODE or not schedule.owners:
         return schedule.source
     declared = ", ".join(f"{name} {value}" for name, value in schedule.declared.items())
     return clean(f"{schedule.source}; the code declares {declared or 'the same'}")

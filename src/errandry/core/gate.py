@@ -102,9 +102,9 @@ class ResetRule(Struct, frozen=True, gc=False):
 class DeclareRule(Struct, frozen=True, gc=False):
     """Declare the rule of a queue or task in the code of the program `owner`.
 
-    It replaces what code declared before; fields that an operator has set stay. A rule that is declared
-    already, also by another program, keeps its owner. An empty rule removes the declaration, if it is of the
-    same owner. Answer: WRITTEN or ALREADY.
+    It replaces what code declared before; fields that an operator has set stay. Programs that
+    declare the same rule own it together. With an empty rule, the program no longer owns the declaration,
+    which is removed with its last owner. Answer: WRITTEN, or ALREADY if the rule stays as it is.
     """
 
     kind: GateKind

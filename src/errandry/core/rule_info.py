@@ -21,11 +21,25 @@ class Source(StrEnum):
 
 
 class DeclaredRule(Struct, frozen=True, gc=False):
-    """The rule that code declares, when it was stored, and the program (`owner`) whose code it is."""
+    """The rule that code declares, when it was stored, and the programs whose code declares it."""
 
     rule: Rule
     at: float
-    owner: str
+    owners: tuple[str, ...]
+
+
+OWNERS_MAX = 100
+"""Maximum number of programs that are stored as owners of one declaration."""
+
+
+def with_owner(owners: tuple[str, ...], owner: str) -> tuple[str, ...]:
+    """The owners of a declaration that the program `owner` declares too."""
+    return owners if owner in owners or len(owners) >= OWNERS_MAX else (*owners, owner)
+
+
+def without_owner(owners: tuple[str, ...], owner: str) -> tuple[str, ...]:
+    """The owners of a declaration that the program `owner` no longer declares."""
+    return tuple(name for name in owners if name != owner)
 
 
 class OperatorChange(Struct, frozen=True, gc=False):
@@ -145,18 +159,20 @@ def reset_rule(
 def declare_rule(info: RuleInfo | None, rule: Rule, owner: str, at: float) -> RuleInfo | None:
     """Declare this rule as the program `owner`. An empty one removes the declaration of that program.
 
-    A rule that is declared already keeps its owner: otherwise each start of one of two programs would write.
+    Programs that declare the same rule own it together: it is removed when none of them declares it.
     """
     before = info or RuleInfo(NO_RULE, at, "")
     known = before.declared
-    if rule == NO_RULE:
-        if known is None or known.owner != owner:
-            return info
-        declared = None
-    elif known is not None and known.rule == rule:
+    if known is not None and rule == known.rule:
+        return replace(before, declared=replace(known, owners=with_owner(known.owners, owner)))
+    if rule != NO_RULE:
+        declared = DeclaredRule(rule, at, (owner,))
+    elif known is None or owner not in known.owners:
         return info
+    elif owners := without_owner(known.owners, owner):
+        return replace(before, declared=replace(known, owners=owners))
     else:
-        declared = DeclaredRule(rule, at, owner)
+        declared = None
     # guard: operators_rule
     values = {field: getattr(before.rule, field) for field in before.operator_fields}
     after = replace(before, rule=replace(rule, **values), declared=declared)

@@ -196,8 +196,8 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A schedule as stored.
 
     `tick` is the next tick, whose job is due at `due_at`; both are None while there is none. `last` is the
-    last tick that ran. `live` are the ids of the latest runs that may not have ended. `owner` is the program
-    that declares the schedule in code; a schedule made by hand has none. `by` is the operator who changed it
+    last tick that ran. `live` are the ids of the latest runs that may not have ended. `owners` are the
+    programs that declare it in code; a schedule made by hand has none. `by` is the operator who changed it
     last. `declared` is the plan that code declares while the plan of an operator is in force.
     """
 
@@ -205,7 +205,7 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     plan: SchedulePlan
     created_at: float
     updated_at: float
-    owner: str = ""
+    owners: tuple[str, ...] = ()
     by: str = ""
     paused: PauseRecord | None = None
     tick: float | None = None
@@ -219,7 +219,7 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def source(self) -> Source:
         """Where the plan in force comes from."""
-        return Source.CODE if self.owner and self.declared is None else Source.OPERATOR
+        return Source.CODE if self.owners and self.declared is None else Source.OPERATOR
 
     @property
     def declared_plan(self) -> SchedulePlan | None:
@@ -262,10 +262,10 @@ class PutSchedule(Struct, frozen=True, gc=False):
 
 
 class DeclareSchedule(Struct, frozen=True, gc=False):
-    """Declare a schedule in the code of the program `owner`. Answer: WRITTEN, or ALREADY if nothing changed.
+    """Declare a schedule in the code of the program `owner`. Answer: WRITTEN, or ALREADY if it stays so.
 
-    The plan of an operator stays in force. A plan that is declared already, also by another program, keeps
-    its owner. Without a plan, the declaration is removed if it is of the same owner: the schedule with it,
+    The plan of an operator stays in force. Programs that declare the same plan own it together. Without a
+    plan, the program no longer owns the declaration. It is removed with its last owner: the schedule with it,
     unless it has the plan of an operator.
     """
 

@@ -179,7 +179,7 @@ async def test_a_schedule_that_is_declared_and_put_at_once_keeps_the_plan_of_the
 
     schedule = await store.schedule("nightly")
     assert schedule is not None
-    assert (schedule.plan.cron, schedule.owner, schedule.source) == ("0 5 * * *", "app", Source.OPERATOR)
+    assert (schedule.plan.cron, schedule.owners, schedule.source) == ("0 5 * * *", ("app",), Source.OPERATOR)
     assert schedule.declared == declare.plan
 
 

@@ -92,6 +92,9 @@ def _put_rule_info(
     if rule_info == gate.rule_info:
         return ALREADY
     after = replace(gate, rule_info=rule_info)
+    if not (change := describe_change(gate.rule_info, rule_info)):  # only the owners of the declaration
+        _put_gate(work, after)
+        return ALREADY
     queue_rule = work.rule(gate.name) if gate.kind is GateKind.GROUP else NO_RULE
     rate = group_limits(after.rule, queue_rule)[1]
     if rate != group_limits(gate.rule, queue_rule)[1]:
@@ -99,7 +102,7 @@ def _put_rule_info(
     _put_gate(work, after)
     if gate.kind is GateKind.QUEUE and after.rule.group_rate != gate.rule.group_rate:
         _apply_new_group_rate(work, gate.name, after.rule.group_rate)  # guard: group_rate_changed
-    _emit(work, EventKind.RULE_CHANGED, command, by, describe_change(gate.rule_info, rule_info))
+    _emit(work, EventKind.RULE_CHANGED, command, by, change)
     return WRITTEN
 
 

@@ -15,7 +15,7 @@ from errandry.core.event import EventKind, change_text
 from errandry.core.flow import Edge, Policy
 from errandry.core.gate import PauseRecord
 from errandry.core.job import JobRecord, NewJob
-from errandry.core.rule_info import Source
+from errandry.core.rule_info import Source, with_owner, without_owner
 from errandry.core.schedule import (
     SYSTEM_PREFIX,
     Backfill,
@@ -63,15 +63,16 @@ def declare(work: UnitOfWork, command: DeclareSchedule) -> Ack:
         return _remove_declaration(work, command)
     check.size("payload", command.plan.job.payload, work.limits.payload)
     before = work.tables.lock_schedule(command.name)
-    known = None if before is None else before.declared_plan
+    known, owners = None if before is None else before.declared_plan, (command.owner,)
     if before is None:
-        _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owner=command.owner))
+        _save(work, replace(tick.new_schedule(command.name, command.plan, work.now), owners=owners))
     elif known == command.plan:
+        _put_owners(work, before, with_owner(before.owners, command.owner))
         return ALREADY
     elif before.source is Source.OPERATOR:  # guard: operators_plan
-        work.tables.put_schedules([replace(before, declared=command.plan, owner=command.owner)])
+        work.tables.put_schedules([replace(before, declared=command.plan, owners=owners)])
     else:
-        _replace(work, before, replace(tick.with_plan(before, command.plan, work.now), owner=command.owner))
+        _replace(work, before, replace(tick.with_plan(before, command.plan, work.now), owners=owners))
     _emit(work, command.name, command.plan, "declared", _code_of(command.owner), known)
     return WRITTEN
 
@@ -88,14 +89,22 @@ def reset(work: UnitOfWork, command: ResetSchedule) -> Ack:
 
 def _remove_declaration(work: UnitOfWork, command: DeclareSchedule) -> Ack:
     before = work.tables.lock_schedule(command.name)
-    if before is None or before.owner != command.owner:
+    if before is None or command.owner not in before.owners:
+        return ALREADY
+    if owners := without_owner(before.owners, command.owner):
+        _put_owners(work, before, owners)
         return ALREADY
     if before.source is Source.CODE:
         _remove(work, before, _code_of(command.owner))
     else:
-        work.tables.put_schedules([replace(before, declared=None, owner="")])
+        work.tables.put_schedules([replace(before, declared=None, owners=())])
         _emit(work, before.name, before.plan, "no longer declared", _code_of(command.owner))
     return WRITTEN
+
+
+def _put_owners(work: UnitOfWork, schedule: ScheduleRecord, owners: tuple[str, ...]) -> None:
+    if owners != schedule.owners:
+        work.tables.put_schedules([replace(schedule, owners=owners)])
 
 
 def pause(work: UnitOfWork, command: PauseSchedule) -> Ack:

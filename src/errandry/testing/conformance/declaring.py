@@ -1,6 +1,7 @@
 """Rules and schedules that code declares, and what an operator has changed of them."""
 
 import pytest
+from msgspec.structs import replace
 
 from errandry.core.answer import ALREADY, WRITTEN
 from errandry.core.event import EventKind
@@ -47,7 +48,7 @@ class DeclaredRules:
 
         info = await _rule_info(store)
 
-        assert info == RuleInfo(rule, clock.time(), "", {}, DeclaredRule(rule, clock.time(), "shop"))
+        assert info == RuleInfo(rule, clock.time(), "", {}, DeclaredRule(rule, clock.time(), ("shop",)))
         assert info.sources == {"limit": Source.CODE, "rate": Source.CODE}
 
     async def test_a_declared_limit_bounds_the_claims(self, store: Store, given: Given) -> None:
@@ -69,15 +70,25 @@ class DeclaredRules:
         assert await requests.send(store, DeclareRule(GateKind.QUEUE, "other", NO_RULE, "shop")) is ALREADY
         assert await requests.snapshot(store) == before
 
-    async def test_a_rule_that_another_program_declares_too_keeps_its_owner(
+    async def test_a_rule_that_two_programs_declare_stays_until_neither_declares_it(
         self, store: Store, clock: FakeClock
     ) -> None:
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", EVERY_FIELD, "shop"))
-        before = await requests.snapshot(store)
+        declared_at = clock.time()
         clock.advance(5)
+        cursor = await store.latest_cursor()
 
         assert await requests.send(store, DeclareRule(GateKind.QUEUE, "q", EVERY_FIELD, "crm")) is ALREADY
-        assert await requests.snapshot(store) == before
+        declared = DeclaredRule(EVERY_FIELD, declared_at, ("shop", "crm"))
+        assert await _rule_info(store) == RuleInfo(EVERY_FIELD, declared_at, "", {}, declared)
+
+        assert await requests.send(store, DeclareRule(GateKind.QUEUE, "q", NO_RULE, "shop")) is ALREADY
+        declared = DeclaredRule(EVERY_FIELD, declared_at, ("crm",))
+        assert await _rule_info(store) == RuleInfo(EVERY_FIELD, declared_at, "", {}, declared)
+        assert await requests.read_events(store, cursor) == []
+
+        assert await requests.send(store, DeclareRule(GateKind.QUEUE, "q", NO_RULE, "crm")) is WRITTEN
+        assert await store.rules() == []
 
     async def test_the_last_declared_rule_replaces_the_one_before(
         self, store: Store, clock: FakeClock
@@ -87,7 +98,7 @@ class DeclaredRules:
 
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", Rule(limit=4), "crm"))
 
-        declared = DeclaredRule(Rule(limit=4), clock.time(), "crm")
+        declared = DeclaredRule(Rule(limit=4), clock.time(), ("crm",))
         assert await _rule_info(store) == RuleInfo(Rule(limit=4), clock.time(), "", {}, declared)
 
     @DECLARED_KINDS
@@ -104,7 +115,7 @@ class DeclaredRules:
 
         info = await _rule_info(store)
 
-        declared = DeclaredRule(Rule(limit=4, rate=rate), clock.time(), "shop")
+        declared = DeclaredRule(Rule(limit=4, rate=rate), clock.time(), ("shop",))
         assert info == RuleInfo(
             Rule(limit=50, rate=rate), set_at, "ada", {"limit": OperatorChange(set_at, "ada")}, declared
         )
@@ -181,7 +192,7 @@ class DeclaredRules:
         self, store: Store, clock: FakeClock
     ) -> None:
         code = Rule(limit=3, max_size=9)
-        declared = DeclaredRule(Rule(max_size=9), clock.time(), "shop")
+        declared = DeclaredRule(Rule(max_size=9), clock.time(), ("shop",))
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", code, "shop"))
         await requests.send(store, PutRule(GateKind.QUEUE, "q", Rule(max_size=99), fields=("max_size",)))
 
@@ -201,7 +212,7 @@ class DeclaredRules:
         self, store: Store, clock: FakeClock
     ) -> None:
         code, own = Rule(limit=3, max_size=9), Rule(limit=50, max_size=99, ageing=5.0)
-        declared, of_bob = DeclaredRule(code, clock.time(), "shop"), OperatorChange(clock.time(), "bob")
+        declared, of_bob = DeclaredRule(code, clock.time(), ("shop",)), OperatorChange(clock.time(), "bob")
         await requests.send(store, DeclareRule(GateKind.QUEUE, "q", code, "shop"))
         await requests.send(store, PutRule(GateKind.QUEUE, "q", own, by="bob", fields=own.given_fields))
         clock.advance(5)
@@ -288,7 +299,7 @@ class DeclaredSchedules:
 
         schedule = await _schedule(store)
 
-        assert (schedule.plan, schedule.owner, schedule.source) == (_plan(10.0), "shop", Source.CODE)
+        assert (schedule.plan, schedule.owners, schedule.source) == (_plan(10.0), ("shop",), Source.CODE)
         clock.advance(10)
         assert await requests.claim_ids(store) == [schedule.job]
 
@@ -299,9 +310,26 @@ class DeclaredSchedules:
         before = await requests.snapshot(store), await store.schedules()
         clock.advance(5)
 
-        for owner in ("shop", "crm"):
-            assert await requests.send(store, DeclareSchedule("s", _plan(10.0), owner)) is ALREADY
+        assert await requests.send(store, DeclareSchedule("s", _plan(10.0), "shop")) is ALREADY
         assert (await requests.snapshot(store), await store.schedules()) == before
+
+    async def test_a_schedule_that_two_programs_declare_stays_until_neither_declares_it(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        await requests.send(store, DeclareSchedule("s", _plan(10.0), "shop"))
+        before, jobs = await _schedule(store), await requests.list_jobs(store)
+        cursor = await store.latest_cursor()
+        clock.advance(5)
+
+        assert await requests.send(store, DeclareSchedule("s", _plan(10.0), "crm")) is ALREADY
+        assert await _schedule(store) == replace(before, owners=("shop", "crm"))
+        assert await requests.send(store, DeclareSchedule("s", None, "shop")) is ALREADY
+        assert await _schedule(store) == replace(before, owners=("crm",))
+        assert await requests.list_jobs(store) == jobs
+        assert await requests.read_events(store, cursor) == []
+
+        assert await requests.send(store, DeclareSchedule("s", None, "crm")) is WRITTEN
+        assert await store.schedules() == []
 
     async def test_the_last_declared_plan_replaces_the_one_before(
         self, store: Store, clock: FakeClock
@@ -311,7 +339,7 @@ class DeclaredSchedules:
         assert await requests.send(store, DeclareSchedule("s", _plan(7.0), "crm")) is WRITTEN
 
         schedule = await _schedule(store)
-        assert (schedule.plan, schedule.owner, schedule.source) == (_plan(7.0), "crm", Source.CODE)
+        assert (schedule.plan, schedule.owners, schedule.source) == (_plan(7.0), ("crm",), Source.CODE)
         assert schedule.tick == clock.time() + 7 - clock.time() % 7
         [job] = await requests.list_jobs(store)
         assert job.id == schedule.job
@@ -327,7 +355,7 @@ class DeclaredSchedules:
         assert await requests.send(store, DeclareSchedule("s", _plan(7.0), "crm")) is ALREADY
 
         after = await _schedule(store)
-        assert (after.plan, after.declared, after.owner) == (_plan(20.0), _plan(7.0), "crm")
+        assert (after.plan, after.declared, after.owners) == (_plan(20.0), _plan(7.0), ("crm",))
         assert (after.source, after.by, after.tick) == (Source.OPERATOR, "ada", before.tick)
         assert await requests.list_jobs(store) == jobs
 
@@ -340,7 +368,7 @@ class DeclaredSchedules:
         await requests.send(store, DeclareSchedule("s", _plan(7.0), "shop"))
 
         schedule = await _schedule(store)
-        assert (schedule.plan, schedule.declared, schedule.owner) == (_plan(20.0), _plan(7.0), "shop")
+        assert (schedule.plan, schedule.declared, schedule.owners) == (_plan(20.0), _plan(7.0), ("shop",))
 
     async def test_a_plan_equal_to_the_declared_one_is_the_operators(self, store: Store) -> None:
         await requests.send(store, DeclareSchedule("s", _plan(10.0), "shop"))
@@ -410,7 +438,7 @@ class DeclaredSchedules:
         assert await requests.send(store, DeclareSchedule("s", None, "shop")) is WRITTEN
 
         schedule = await _schedule(store)
-        assert (schedule.plan, schedule.declared, schedule.owner) == (_plan(20.0), None, "")
+        assert (schedule.plan, schedule.declared, schedule.owners) == (_plan(20.0), None, ())
         assert len(await requests.list_jobs(store)) == 1
 
     async def test_declarations_and_resets_of_schedules_are_reported_as_events(self, store: Store) -> None:

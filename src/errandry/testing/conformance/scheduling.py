@@ -172,7 +172,7 @@ class ScheduleTicks:
 
         schedule = await get_schedule(store, "whole")
 
-        assert (schedule.plan, schedule.owner, schedule.by) == (plan_given, "", "ada")
+        assert (schedule.plan, schedule.owners, schedule.by) == (plan_given, (), "ada")
         assert schedule.created_at == schedule.updated_at == clock.time()
         assert schedule.due_at is not None
         assert schedule.tick is not None
