@@ -149,14 +149,15 @@ class InvalidMove(ErrandryError):
 
 
 class AlreadySettled(ErrandryError):
-    """The program has settled this claim of the job before, so it cannot act under it again."""
+    """The program has settled this claim of the job, or is about to, so it cannot act under it again."""
 
     def __init__(self, job_id: str, action: str, outcome: str) -> None:
         super().__init__(job_id, action, outcome)
         self.job_id, self.action, self.outcome = job_id, action, outcome
 
     def __str__(self) -> str:
-        return f"cannot {self.action} job {self.job_id}: its claim was settled already, by {self.outcome}"
+        end = f"is settled, or being settled, by {self.outcome}"
+        return f"cannot {self.action} job {self.job_id}: its claim {end}"
 
 
 class DuplicateJob(ErrandryError):

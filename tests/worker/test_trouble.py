@@ -1,10 +1,11 @@
 """The reporter: which trouble becomes an event, what its text says, and what waits for the store."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from errandry import Errandry
+from errandry import Errandry, Event, Worker
 from errandry.claims import trouble
 from errandry.claims.trouble import QUIET_AFTER, UNSTORED_MAX, TroubleReporter
 from errandry.core.answer import Answer
@@ -13,6 +14,7 @@ from errandry.core.event import EventKind, EventRecord
 from errandry.errors import StoreFull, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
+from tests.machine_load import WAIT_TIMEOUT
 
 
 def listen(reporter: TroubleReporter) -> list[str]:
@@ -131,3 +133,51 @@ async def test_reports_that_could_not_be_stored_keep_their_place_before_later_on
         *(f"worker w: early {number}" for number in range(3, UNSTORED_MAX)),
         *(f"worker w: later {number}" for number in range(3)),
     ]
+
+
+class SwitchedStore(MemoryStore):
+    """Takes no writes while `is_available` is False."""
+
+    is_available = True
+
+    async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if not self.is_available:
+            raise StoreUnavailable("memory", "the server is down")
+        return await super().commit(commands)
+
+
+@pytest.mark.parametrize("when", ["at its start", "while it works"])
+async def test_a_store_that_cannot_be_written_is_an_error_event_at_once(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine retries for 30 s before a caller gets the error."""
+    store = SwitchedStore()
+    async with Errandry(store=store) as jobs:
+        heard: asyncio.Queue[str] = asyncio.Queue()
+
+        @jobs.on("error")
+        async def hear(event: Event) -> None:
+            heard.put_nowait(event.text)
+
+        @jobs.task
+        async def work() -> str:
+            return "done"
+
+        if when == "at its start":
+            store.is_available = False
+        worker = Worker(jobs)
+        running = asyncio.create_task(worker.run())
+        if when == "while it works":
+            await (await work.enqueue()).result(WAIT_TIMEOUT)
+            store.is_available = False
+        enqueuing = asyncio.create_task(work.enqueue())
+        text = await asyncio.wait_for(heard.get(), WAIT_TIMEOUT)
+        store.is_available = True
+
+        assert await (await enqueuing).result(WAIT_TIMEOUT) == "done"
+        worker.stop()
+        await running
+
+    down = "StoreUnavailable: memory: the server is down"
+    assert text == f"worker {worker.id}: cannot write to the store, retrying: {down}"
+    assert caplog.text.count("cannot write to the store, retrying: memory: the server is down") == 1

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("errandry.claimer")
 
 
+ANSWER_TIMEOUT_MIN = 2.0
+"""Minimum seconds to wait for an answer of the store, also if the lease has ended or is about to."""
+
+
 class ClaimedJob:
     """A job that a `Claimer` has claimed. It is running, under a lease; settle it with one of the verbs.
 
@@ -77,9 +82,15 @@ class ClaimedJob:
     raised.
     """
 
-    def __init__(self, app: "Errandry", claim: OpenClaim, on_trouble: OnTrouble = ignore_trouble) -> None:
+    def __init__(
+        self,
+        app: "Errandry",
+        claim: OpenClaim,
+        on_trouble: OnTrouble = ignore_trouble,
+        on_block_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self._app, self._claim, self._record = app, claim, claim.record
-        self._on_trouble = on_trouble
+        self._on_trouble, self._on_block_error = on_trouble, on_block_error
         self._process = os.getpid()
         self._settled_by: Move | None = None
         self._is_settled = False
@@ -150,7 +161,7 @@ class ClaimedJob:
         """Extend the lease: it then lasts as long as the lease of the claimer, from now."""
         self._check_unsettled("renew")
         claim, sent_at = self._claim, self._app.clock.monotonic()
-        answer = await self._app.engine.submit(Renew((claim.ref,), claim.lease))
+        answer = await self._submit(Renew((claim.ref,), claim.lease))
         ack = answer.acks[0] if isinstance(answer, Renewed) else answer
         self._check_held(ack)
         claim.lease_until = sent_at + claim.lease
@@ -233,6 +244,8 @@ class ClaimedJob:
     ) -> bool:
         if os.getpid() != self._process:  # forked in the block: the job belongs to the parent
             return False
+        if error is not None and self._on_block_error is not None:
+            self._on_block_error(error)
         await self._finish_settling()
         if self.settled:
             return False
@@ -290,9 +303,9 @@ class ClaimedJob:
         task = self._app.tasks.get(self.task)
         return error_outcome(backoffs, record, RunRules() if task is None else task.run_rules, error)
 
-    def _begin_release(self) -> Settle | None:
-        """What to write for a job whose claimer is left, for the claimer; None if nothing."""
-        outcome = None if self._settled_by is not None else self._leave_outcome(None)
+    def _begin_release(self, error: BaseException | None) -> Settle | None:
+        """What to write for a job whose claimer's block has ended, with this error; None if nothing."""
+        outcome = None if self._settled_by is not None else self._leave_outcome(error)
         if outcome is None:
             return None
         self._settled_by, self._claim.is_settling = outcome.move, True
@@ -339,7 +352,7 @@ class ClaimedJob:
         claim, clock = self._claim, self._app.clock
         while True:
             try:
-                return await self._app.engine.submit(Settle(claim.ref, pending.outcome))
+                return await self._submit(Settle(claim.ref, pending.outcome))
             except ErrandryError as error:
                 if not pending.should_retry(error, self._on_trouble, self._redacted_text):
                     if not isinstance(error, InvalidValue):
@@ -351,7 +364,16 @@ class ClaimedJob:
                     raise
 
     async def _note(self, note: Note) -> None:
-        self._check_held(await self._app.engine.submit(note))
+        self._check_held(await self._submit(note))
+
+    async def _submit(self, command: Renew | Note | Settle) -> Answer:
+        """Submit a command; ReplyLost if the store has not answered when the lease ends."""
+        left = self._claim.lease_until - self._app.clock.monotonic()
+        try:
+            async with asyncio.timeout(max(left, ANSWER_TIMEOUT_MIN)):
+                return await self._app.engine.submit(command)
+        except TimeoutError:
+            raise ReplyLost("store", "it did not answer before the lease ended") from None
 
     def _check_held(self, answer: Answer) -> None:
         """Raise LeaseLost if the store has refused a command because the lease is lost."""

@@ -18,6 +18,7 @@ from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, settle_all
 from errandry.claims.open_claim import OpenClaim
 from errandry.claims.presence import BEAT_INTERVAL, CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.throttled_log import write_log
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
 from errandry.core import check
@@ -45,7 +46,8 @@ class Claimer:
 
     To the store it is a worker with the id `id`: it sends heartbeats, it is listed and can be paused, and the
     pauses, limits, rates and turns of queues, tasks and groups hold for it. When its block ends, it releases
-    the jobs that are not settled; a job whose timeout is over is retried instead.
+    the jobs that are not settled. It retries a job whose timeout is over, and a single one that is left when
+    an exception ends the block.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Claimer:
         self._in_flight: set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._is_claiming_suspect = False
+        self._job_error: BaseException | None = None
         self._was_opened, self._closing = False, asyncio.Event()
         self._started_at, self._process = app.clock.time(), os.getpid()
 
@@ -112,6 +115,8 @@ class Claimer:
         await app.engine.start()
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._observers = ObserverCalls(app, self._trouble)
+        self._engine, self._writes = app.engine, write_log(app.clock, self._trouble.report)
+        self._engine.watch_writes(self._writes)
         self._leases = Leases(
             app.engine, app.clock, self.id, self._lease, self._lease / 3, self._trouble.report
         )
@@ -122,6 +127,7 @@ class Claimer:
             self._storing = asyncio.create_task(app.engine.call(self._trouble.store_forever))
             self._loops = start_loops(app.engine, self._background_loops(), self._trouble.report)
         except BaseException:
+            self._engine.unwatch_writes(self._writes)
             await self._observers.close()
             self._presence.close()
             raise
@@ -133,7 +139,9 @@ class Claimer:
         if os.getpid() != self._process:  # forked in the block: the jobs belong to the parent
             self._presence.close()
             return
-        closing, canceled = asyncio.create_task(self._close()), None
+        is_of_a_job = error is None or error is self._job_error or isinstance(error, BaseExceptionGroup)
+        closing = asyncio.create_task(self._close(None if is_of_a_job else error))
+        canceled: asyncio.CancelledError | None = None
         while not closing.done():
             try:
                 await asyncio.wait({closing})
@@ -143,13 +151,13 @@ class Claimer:
         if canceled is not None:
             raise canceled
 
-    async def _close(self) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         """Settle the jobs that are left, and end the loops: in a few seconds if the store is unavailable."""
         self._closing.set()
         try:
             if self._in_flight:
                 await self._finish_claims(self._in_flight)
-            await self._release(list(self._jobs.values()))
+            await self._release(list(self._jobs.values()), error)
         finally:
             for task in self._loops:
                 task.cancel()
@@ -161,6 +169,7 @@ class Claimer:
                     await self._observers.finish()
             await self._observers.close()
             self._presence.close()
+            self._engine.unwatch_writes(self._writes)
 
     async def _finish_claims(self, claims: "set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]]") -> None:
         """Wait for the claims in flight, whose jobs belong to this claimer."""
@@ -212,7 +221,7 @@ class Claimer:
         jobs = []
         for record in answer.jobs:
             claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)
-            self._jobs[claim] = ClaimedJob(self._app, claim, self._trouble.report)
+            self._jobs[claim] = ClaimedJob(self._app, claim, self._trouble.report, self._note_job_error)
             self._leases.add(claim)
             jobs.append(self._jobs[claim])
         if clock.monotonic() - sent_at >= self._lease / 3:  # the leases count from the moment it was sent
@@ -242,15 +251,20 @@ class Claimer:
         if not claiming.cancelled() and claiming.exception() is None:
             await self._release(claiming.result()[0])
 
-    async def _release(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Settle the jobs that the program has not settled, as if their blocks had ended."""
+    async def _release(self, jobs: Sequence[ClaimedJob], error: BaseException | None = None) -> None:
+        """Settle the jobs that the program has not settled, as if their blocks had ended.
+
+        An error that ends the block of the claimer, and not that of a job before, is that of a single job.
+        """
         if jobs:
             await asyncio.wait(
                 [asyncio.create_task(job._finish_settling()) for job in jobs], timeout=CLOSE_TIMEOUT
             )
             for job in jobs:
                 job._stop_settling()
-        releases = [(job, settle) for job in jobs if (settle := job._begin_release()) is not None]
+        left = [job for job in jobs if not job.settled]
+        cause = error if len(left) == 1 else None
+        releases = [(job, settle) for job in left if (settle := job._begin_release(cause)) is not None]
         if releases:
             settles = [settle for _, settle in releases]
             answers = await settle_all(self._app.engine, settles, self._trouble.report, CLOSE_TIMEOUT)
@@ -266,6 +280,10 @@ class Claimer:
         """Remove a claim that is settled or lost. From any thread."""
         self._jobs.pop(claim, None)
         self._leases.remove(claim)
+
+    def _note_job_error(self, error: BaseException) -> None:
+        """Note the error that has ended the block of a job: it is not that of another one."""
+        self._job_error = error
 
     def _track(self, task: "asyncio.Task[ClaimedJobs] | asyncio.Task[None]") -> None:
         self._in_flight.add(task)

@@ -32,18 +32,17 @@ class ObserverCalls:
         self._app, self._trouble, self._threads = app, trouble, ThreadPool()
         self._loop = asyncio.get_running_loop()
         self.followers = [Follower(observer) for observer in app.observers]
-        self._deliveries: list[asyncio.Task[None]] = []
+        self._deliveries = [
+            asyncio.create_task(self._deliver_errors(follower)) for follower in self.followers
+        ]
         trouble.set_observer(self._receive)
 
     async def start(self) -> None:
-        """Begin with the next event, and with the `error` events since this was made."""
+        """Begin with the next event. `error` events are delivered from the beginning."""
         if self.followers:
             cursor = await self._app.latest_cursor()
             for follower in self.followers:
                 follower.cursor = cursor
-            self._deliveries = [
-                asyncio.create_task(self._deliver_errors(follower)) for follower in self.followers
-            ]
 
     async def finish(self) -> None:
         """Deliver the `error` events that have come so far; later ones are dropped."""

@@ -11,6 +11,13 @@ REPEAT_AFTER = 30.0
 """Minimum seconds between two warnings about the same failure."""
 
 
+def write_log(clock: Clock, on_trouble: OnTrouble) -> "ThrottledLog":
+    """Reports at once what the engine retries for a long time before a caller gets the error."""
+    return ThrottledLog(
+        clock, "cannot write to the store, retrying", "the store can be written again", on_trouble
+    )
+
+
 class ThrottledLog:
     """Log lines of a loop: `failure` as a warning while it fails, `recovery` once it succeeds again.
 

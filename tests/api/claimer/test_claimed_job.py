@@ -182,7 +182,7 @@ async def test_a_settled_job_refuses_every_verb(memory_jobs: Errandry, second: s
         await job.snooze("1 hour")
         before = await snapshot(memory_jobs)
 
-        with pytest.raises(AlreadySettled, match=f"job {job.id}: its claim was settled already, by snooze"):
+        with pytest.raises(AlreadySettled, match="is settled, or being settled, by snooze"):
             await verbs[second](job)
 
         assert await snapshot(memory_jobs) == before
@@ -351,3 +351,36 @@ async def test_a_wrong_value_is_refused_and_the_job_goes_on(
         with pytest.raises(InvalidValue, match=message):
             await verb(job)
         await job.complete()
+
+
+async def test_an_exception_that_ends_the_claimers_block_is_that_of_its_only_job(jobs: Errandry) -> None:
+    done, failed = await jobs.enqueue("send"), await jobs.enqueue("send", backoff="1 minute")
+
+    async def run() -> None:
+        async with jobs.claimer() as claimer:
+            await (await claim_one(claimer)).complete()
+            await claim_one(claimer)
+            raise BOOM
+
+    with pytest.raises(RuntimeError):
+        await run()
+
+    record = await jobs.client.record(failed.id)
+    assert (await done.refresh()).state is State.COMPLETED
+    assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 1, 0)
+    assert record.errors[0].type == "RuntimeError"
+
+
+async def test_an_exception_that_ends_the_claimers_block_releases_several_jobs(jobs: Errandry) -> None:
+    enqueued = [await jobs.enqueue("send") for _ in range(2)]
+
+    async def run() -> None:
+        async with jobs.claimer() as claimer:
+            await claimer.claim(2)
+            raise BOOM
+
+    with pytest.raises(RuntimeError):
+        await run()
+
+    records = [await jobs.client.record(job.id) for job in enqueued]
+    assert {(record.state, record.attempts, record.errors) for record in records} == {(State.WAITING, 0, ())}

@@ -222,3 +222,20 @@ async def test_a_claimer_that_is_canceled_again_while_it_closes_still_releases_i
 
     assert [(await job.refresh()).state for job in enqueued] == [State.WAITING] * 3
     assert await memory_jobs.workers.list() == []
+
+
+async def test_a_verb_ends_with_the_lease_if_the_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine itself would retry for 30 s."""
+    monkeypatch.setattr("errandry.api.claimed_job.ANSWER_TIMEOUT_MIN", 0.01)
+    store = SettleHoldingStore()
+    async with Errandry(store=store) as jobs:
+        await jobs.enqueue("send")
+        async with jobs.claimer(lease=0.5, renew=False, upkeep=False) as claimer:
+            job = await claim_one(claimer)
+            async with asyncio.timeout(WAIT_TIMEOUT):
+                with pytest.raises(ReplyLost, match="it did not answer before the lease ended"):
+                    await job.complete()
+            assert job.should_stop
+            store.released.set()

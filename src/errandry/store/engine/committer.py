@@ -25,10 +25,11 @@ import asyncio
 import random
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -57,6 +58,14 @@ _MAKES_NO_JOB_READY = frozenset((Start, Renew, Note, PutStep, Pause, Beat, Repor
 
 PiggybackClaims = Callable[[], Iterable[tuple[Claim, Future]]]
 """A function that is called right before a pass is written, and returns claims to add to the pass."""
+
+
+class WriteWatcher(Protocol):
+    """Learns, on the committer's loop, that a pass cannot be written yet, and that one was written again."""
+
+    def report_failure(self, error: BaseException) -> None: ...
+
+    def report_recovery(self) -> None: ...
 
 
 class CommitterStats(Struct, frozen=True):
@@ -98,7 +107,9 @@ class Committer:
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         loop: asyncio.AbstractEventLoop | None = None,
+        watchers: Collection[WriteWatcher] = (),
     ) -> None:
+        self._watchers, self._is_retrying = watchers, False
         self._store, self._write_limits = store, write_limits or WriteLimits()
         self._clock, self._sleep = clock or SystemClock(), sleep
         self._loop = loop or asyncio.get_running_loop()
@@ -423,6 +434,10 @@ class Committer:
         while True:
             try:
                 answers = await self._store.commit(commands)
+                if self._is_retrying:
+                    self._is_retrying = False
+                    for watcher in tuple(self._watchers):
+                        watcher.report_recovery()
                 if lost is None:
                     return answers
                 return [lost if _is_in_doubt(answer) else answer for answer in answers]
@@ -434,6 +449,9 @@ class Committer:
                     if lost is None or lost is error:
                         raise
                     raise lost from error
+                self._is_retrying = True
+                for watcher in tuple(self._watchers):
+                    watcher.report_failure(error)
             try:
                 await self._sleep(backoff * random.uniform(0.5, 1.5))
             except asyncio.CancelledError:

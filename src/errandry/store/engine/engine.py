@@ -8,7 +8,7 @@ import asyncio
 import copy
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
@@ -21,7 +21,7 @@ from errandry.errors import ErrandryError, StoreClosed
 from errandry.event_loop import new_loop
 from errandry.store.contract import Store
 from errandry.store.engine.backlog import WriteLimits
-from errandry.store.engine.committer import Committer, CommitterStats, PiggybackClaims
+from errandry.store.engine.committer import Committer, CommitterStats, PiggybackClaims, WriteWatcher
 
 T = TypeVar("T")
 EngineCall = Callable[..., Coroutine[Any, Any, T]]
@@ -47,6 +47,7 @@ class Engine:
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._stopped = False
+        self._write_watchers: list[WriteWatcher] = []
         _ENGINES.add(self)
 
     @property
@@ -88,6 +89,14 @@ class Engine:
         """`Committer.remove_piggyback_claims`, on the engine's loop."""
         if self._session is not None:
             self._session.committer.remove_piggyback_claims(source)
+
+    def watch_writes(self, watcher: WriteWatcher) -> None:
+        """Tell a watcher, on the engine's loop, when the store cannot be written, and when it can again."""
+        self._write_watchers.append(watcher)
+
+    def unwatch_writes(self, watcher: WriteWatcher) -> None:
+        """Tell this watcher nothing more."""
+        self._write_watchers.remove(watcher)
 
     async def call(self, function: EngineCall[T], *args: Any) -> T:
         """Run a coroutine function on the engine's loop, such as a read. Canceled if the caller is."""
@@ -167,7 +176,7 @@ class Engine:
             if self.refusal is not None:
                 raise StoreClosed("engine", self.refusal)
             if self._session is None or self._session.failed:
-                self._session = _Session(self.store, self._write_limits, self._clock)
+                self._session = _Session(self.store, self._write_limits, self._clock, self._write_watchers)
             return self._session
 
     def _retire(self) -> "_Session | None":
@@ -185,9 +194,15 @@ class Engine:
 class _Session:
     """One thread and its loop, from opening the store to closing it."""
 
-    def __init__(self, store: Store, write_limits: WriteLimits | None, clock: Clock | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        write_limits: WriteLimits | None,
+        clock: Clock | None,
+        watchers: Collection[WriteWatcher],
+    ) -> None:
         self.loop = new_loop()
-        self.committer = Committer(store, write_limits, clock, loop=self.loop)
+        self.committer = Committer(store, write_limits, clock, loop=self.loop, watchers=watchers)
         self.failed = False
         self.opened: Future[BaseException | None] = Future()
         self.ended: Future[BaseException | None] = Future()
