@@ -193,8 +193,8 @@ class ClaimedJob:
     async def complete(self, result: Any = None) -> None:
         """Complete the job. The result must be a value that JSON has, no larger than the store's limit.
 
-        If the job was canceled meanwhile, it ends as canceled and the result is discarded; `should_stop` says
-        so.
+        If the job was canceled meanwhile, it ends as canceled with the result in its record; `should_stop`
+        says so.
         """
         self._check_unsettled(Move.COMPLETE)
         if (outcome := returned_outcome(result)) is not None:

@@ -56,7 +56,8 @@ from errandry.core.unique import KeyHolder, UniqueKey, UniqueScope
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
-_WORKER_LOST = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
+_LEASE_EXPIRED = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
+_WORKER_DIED = Failure(Reason.WORKER_LOST, "WorkerLost", "the process of the worker died")
 
 
 def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> JobRecord:
@@ -226,12 +227,17 @@ def retry_delay(job: JobRecord, outcome: RetryOutcome) -> float:
     return (job.backoff or retry.DEFAULT_BACKOFF).delay(job.attempts, job.id)
 
 
-def expired(job: JobRecord, now: float) -> JobRecord:
+def expired_by_death(job: JobRecord, now: float) -> JobRecord:
+    """The job after its worker is known to have died; as `expired`, before the lease has run out."""
+    return expired(job, now, _WORKER_DIED)
+
+
+def expired(job: JobRecord, now: float, failure: Failure = _LEASE_EXPIRED) -> JobRecord:
     """Waiting again because the lease ran out; failed at a limit, or canceled if that was requested."""
     if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
     crashes = job.crashes + 1
-    errors = _with_error(job, _WORKER_LOST, now)
+    errors = _with_error(job, failure, now)
     if job.cancel_requested:  # guard: cancel_wins_at_expiry
         return _finished(
             job, Move.EXPIRE, now, CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
@@ -476,7 +482,7 @@ def _given_up(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
     result = job.result
     if isinstance(outcome, CompleteOutcome):
         result = outcome.result
-        failure = Failure(Reason.CANCELED, "Canceled", "the handler returned before the cancel reached it")
+        failure = Failure(Reason.CANCELED, "Canceled", "the attempt completed although it was to be canceled")
     errors = job.errors if failure is None else _with_error(job, failure, now)
     changes = {"reason": Reason.CANCELED, "result": result, "errors": errors, "settled": outcome.move}
     return _finished(job, outcome.move, now, CANCELED, **changes)

@@ -25,7 +25,9 @@ def upkeep(work: UnitOfWork, command: Upkeep) -> UpkeepResult:
     tables, now, limit = work.tables, work.now, command.limit
     expired = 0
     if command.dead:
-        expired = _move_all(work, Move.EXPIRE, tables.jobs_held_by(command.dead, limit), move.expired)
+        expired = _move_all(
+            work, Move.EXPIRE, tables.jobs_held_by(command.dead, limit), move.expired_by_death
+        )
     expired += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, limit), move.expired)
     ticked = schedule.decide_due_ticks(work, limit)
     promoted = _promote(work, limit)

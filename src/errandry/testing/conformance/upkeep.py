@@ -124,6 +124,7 @@ class UpkeepSteps:
             await requests.current_job(store, unstarted),
         )
         assert (running.state, running.attempts, running.crashes) == (State.WAITING, 1, 1)
+        assert [error.message for error in running.errors] == ["the process of the worker died"]
         assert (other.state, other.attempts, other.releases) == (State.WAITING, 0, 1)
         assert await requests.current_job(store, alive) == alive
 
