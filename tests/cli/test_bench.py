@@ -51,7 +51,7 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--only", "x"], "The parts are enqueue, drain, latency, cancel, recovery, footprint."),
         (["--jobs", "500"], "--jobs needs --stress."),
         (["--stress", "--quick"], "--jobs makes it shorter."),
-        (["--stress", "--jobs", "3"], "3 is not in the range"),
+        (["--stress", "--jobs", "3"], "'3' is not a whole number from 100 to 10,000,000"),
         (["--app", "shop:jobs"], "has its own tasks: leave out --app."),
     ],
 )

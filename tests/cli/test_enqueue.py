@@ -114,4 +114,33 @@ def test_an_option_the_library_refuses_is_an_error(cli: Cli) -> None:
     done = cli("enqueue", "send", "--max-attempts", "0")
 
     assert (done.code, done.out) == (2, "")
-    assert "max-attempts=0: must be a whole number from 1" in done.err
+    assert "--max-attempts 0: must be a whole number from 1" in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--timeout", "0"], "--timeout 0: must be more than 0 seconds, or None for no timeout"),
+        (["--unique-for", "fortnight"], "--unique-for fortnight: must be one of alive, "),
+        (["--unique", " "], "--unique ' ': must be a name, not empty"),
+        (["--keep-last", "0"], "--keep-last 0: must be a whole number from 1"),
+        (["--tag", "a", "--tag", ""], "--tag '': must be a name, not empty"),
+        (["--queue", "q" * 300], f"--queue '{'q' * 59}…': a name has at most 200"),
+        (["--url", "sqlite://"], "--url sqlite://: names no file: write sqlite:///jobs.db"),
+    ],
+)
+def test_an_error_names_the_option_and_the_value_as_typed(cli: Cli, args: list[str], message: str) -> None:
+    done = cli("enqueue", "send", *args)
+
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+
+
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_a_job_can_have_no_timeout(cli: Cli, shop: Shop, folder: Path, word: str) -> None:
+    short = "\n\n@jobs.task(timeout=5)\nasync def short() -> None: ...\n"
+    (folder / "shop.py").write_text((folder / "shop.py").read_text() + short)
+
+    job_id = cli("enqueue", "--app", "shop", "short", "--timeout", word).out.strip()
+
+    assert shop.call(shop.jobs.client.record, job_id).timeout is None

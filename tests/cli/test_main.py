@@ -67,8 +67,9 @@ def test_the_version_is_printed(cli: Cli) -> None:
         (["jobs", "lst"], "There is no command 'lst'. Did you mean ls?"),
         (["jobs", "xyzzy"], "The commands are ls, show, logs,"),
         (["jobs", "ls", "--limmit", "3"], "Did you mean '--limit'?"),
+        (["jobs", "ls", "--query", "state:nope"], "without --query: errandry jobs ls state:failed"),
         (["--ulr", "x", "jobs"], "Did you mean '--url'?"),
-        (["jobs", "ls", "--limit", "many"], "'many' is not a valid integer"),
+        (["jobs", "ls", "--limit", "many"], "'many' is not a whole number of at least 1"),
         (["jobs", "postpone", "a", "--delay", "5x"], "'x' is not a unit"),
         (["jobs", "postpone", "a", "--run-at", "soon"], "write 2026-01-31 or 2026-01-31T08:00Z"),
         (["why"], "Missing argument 'ID'"),
@@ -115,6 +116,37 @@ def test_an_invalid_query_is_a_usage_error(cli: Cli, shop: Shop) -> None:
 
     assert done.code == 2
     assert "did you mean state?" in done.err
+
+
+def test_an_error_in_a_query_shows_only_what_was_written(cli: Cli, shop: Shop) -> None:
+    shop.enqueue()
+
+    for command in (("dlq", "ls"), ("dlq", "rerun"), ("queues", "promote", "mail")):
+        done = cli(*command, "state:x")
+        assert (done.code, done.err.splitlines()[1:]) == (2, ["  state:x", "        ^"])
+
+
+@pytest.mark.parametrize("words", [("jobs", "ls"), ("jobs", "cancel")])
+def test_a_wrong_operator_of_a_query_is_refused_with_the_right_one(
+    cli: Cli, shop: Shop, words: tuple[str, ...]
+) -> None:
+    shop.enqueue()
+
+    done = cli(*words, "state!=completed")
+
+    assert (done.code, "!= is not an operator; write -state:completed" in done.err) == (2, True)
+
+
+def test_a_variable_with_a_wrong_url_is_named(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "mysql://me:secret@host/jobs")
+    assert "ERRANDRY_URL=mysql://me@host/jobs in the environment: unknown scheme" in cli("jobs", "ls").err
+
+    monkeypatch.delenv("ERRANDRY_URL")
+    (folder / "pyproject.toml").write_text('[tool.errandry]\nurl = "sqlite:///x.db?foo=1"\n')
+    written = f"tool.errandry.url = sqlite:///x.db?foo=1 in {folder}/pyproject.toml: has an unknown option"
+    assert written in cli("jobs", "ls").err
 
 
 def test_an_unreachable_store_is_exit_code_75(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,12 +75,13 @@ class TestAdding:
         cli("schedules", "add", "p", "@daily", "send")
         for words, why in (
             (("add", "p", "evry 5 minutes", "send"), "cron='evry 5 minutes': "),
-            (("edit", "p", "--when", "foo"), "cron='foo': "),
-            (("edit", "p", "--max-attempts", "0"), "max-attempts=0: must be a whole number"),
-            (("edit", "p", "--queue", ""), "queue='': must be a name"),
+            (("edit", "p", "--when", "foo"), "--when foo: "),
+            (("edit", "p", "--max-attempts", "0"), "--max-attempts 0: must be a whole number"),
+            (("edit", "p", "--timeout", "0"), "--timeout 0: must be more than 0 seconds, or None"),
+            (("edit", "p", "--queue", ""), "--queue '': must be a name"),
             (
                 ("backfill", "p", "--since", "2026-01-02", "--until", "2026-01-01"),
-                "until='2026-01-01T00:00:00Z': is before since, 2026-01-02T00:00:00Z",
+                "--until 2026-01-01: is before since, 2026-01-02T00:00:00Z",
             ),
         ):
             refused = cli("schedules", *words)

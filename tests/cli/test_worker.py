@@ -53,19 +53,30 @@ def test_a_store_given_by_a_flag_is_used_by_apps_that_name_none(folder: Path) ->
         (["nowhere:jobs"], "there is no module nowhere"),
         (["shop:job"], "it has no job; write shop:jobs"),
         (["shop:send"], "send is not an Errandry app but a Task"),
-        (["shop:jobs", "--lease", "0"], "--lease 0.0: must be more than 0 seconds."),
+        (["shop:jobs", "--lease", "0"], "--lease 0: must be more than 0 seconds\n"),
         (["shop:jobs", "--lease", "soon"], "not a duration"),
         (["shop:jobs", "--concurrency", "0"], "--concurrency 0: must be a whole number from 1"),
         (["shop:jobs", "--recycle-memory", "a lot"], "not a size"),
-        (["shop:jobs", "--queues", "mail,,x"], "write comma-separated names"),
-        (["shop:jobs", "--processes", "0"], "0 is not in the range"),
+        (
+            ["shop:jobs", "--queues", "mail,,x"],
+            "'mail,,x': write comma-separated names, such as mail,reports",
+        ),
+        (["shop:jobs", "--processes", "0"], "'0' is not a whole number from 1 to 1,000"),
         (["shop:jobs", "--thread-slots", "0"], "--thread-slots 0: must be a whole number from 1"),
         (["shop:jobs", "--process-slots", "0"], "--process-slots 0: must be a whole number from 1"),
         (["shop:jobs", "--proceses", "2"], "Did you mean"),
-        (["shop:jobs", "--weights", "1,2.5"], "--weights 1,2.5: needs a list of queues to order."),
-        (["shop:jobs", "--queues", "a,b", "--weights", "1"], "--weights 1: must be 'strict', or a weight"),
+        (["shop:jobs", "--weights", "1,2.5"], "--weights 1,2.5: name the queues to order with --queues"),
+        (
+            ["shop:jobs", "--queues", "a,b", "--weights", "1"],
+            "--weights 1: 2 weights are needed, one for each",
+        ),
+        (["shop:jobs", "--queues", "a,b", "--weights", "3,x"], "'3,x': write comma-separated numbers"),
+        (["shop:jobs", "--queues", ""], "'': write comma-separated names"),
+        (["shop:jobs", "--recycle-memory", "5 MB"], "--recycle-memory '5 MB': must be a whole number from"),
+        (["shop.py:jobs"], "there is no module shop.py in "),
+        (["shop.py:jobs"], "; write shop:jobs\n"),
         (["shop:jobs", "--queues", "a,b", "--weights", "0,1"], "--weights 0,1: must be from 0.001"),
-        (["shop:jobs", "--strict"], "--strict: needs a list of queues to order."),
+        (["shop:jobs", "--strict"], "--strict: name the queues to order with --queues"),
     ],
 )
 def test_an_invalid_option_is_a_usage_error(cli: Cli, arguments: list[str], message: str) -> None:
@@ -117,6 +128,39 @@ def test_a_failed_import_names_the_file_and_line(cli: Cli, folder: Path) -> None
     assert done.code == 2
     assert "ZeroDivisionError: division by zero" in done.err
     assert "broken.py, line 3" in done.err
+
+
+def test_a_syntax_error_names_its_place_once(cli: Cli, folder: Path) -> None:
+    (folder / "broken.py").write_text("import os\n\ndef (:\n")
+
+    done = cli("worker", "broken:jobs")
+
+    assert f"SyntaxError: invalid syntax ({folder}/broken.py, line 3)\n" in done.err
+
+
+def test_an_invalid_variable_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRANDRY_WORKER_LEASE", "0")
+    assert cli("worker", "shop:jobs").err == (
+        "Error: ERRANDRY_WORKER_LEASE=0 in the environment: must be more than 0 seconds\n"
+    )
+
+    monkeypatch.setenv("ERRANDRY_WORKER_CONCURRENCY", "many")
+    done = cli("worker", "shop:jobs")
+    assert (done.code, "for ERRANDRY_WORKER_CONCURRENCY in the environment: 'many'" in done.err) == (2, True)
+
+
+def test_an_invalid_value_in_pyproject_is_named_with_the_file(cli: Cli, folder: Path) -> None:
+    path = folder / "pyproject.toml"
+    path.write_text("[tool.errandry.worker]\nlease = 0\nthread-slots = 0\n")
+
+    assert cli("worker", "shop:jobs", "--lease", "9").err == (
+        f"Error: tool.errandry.worker.thread-slots = 0 in {path}: must be a whole number from 1 to 1,000\n"
+    )
+    assert cli("worker", "shop:jobs", "--thread-slots", "1").err == (
+        f"Error: tool.errandry.worker.lease = 0 in {path}: must be more than 0 seconds\n"
+    )
+    path.write_text('[tool.errandry.worker]\nconcurrency = "many"\n')
+    assert f"for tool.errandry.worker.concurrency in {path}: 'many'" in cli("worker", "shop:jobs").err
 
 
 @SLOW

@@ -294,7 +294,12 @@ def test_a_contradiction_binds_an_empty_list() -> None:
     ("text", "position", "why"),
     [
         ("timeout", 0, "an operator is missing, as in state:failed"),
-        ("state:failed  state=failed", 14, "an operator is missing"),
+        ("state:failed  state=failed", 14, "= is not an operator; write state:failed"),
+        ("state!=completed", 0, "!= is not an operator; write -state:completed"),
+        ("error!=timeout", 0, "!= is not an operator; write -error~timeout"),
+        ("created=2h", 0, "= is not an operator; created takes > or >= or < or <="),
+        ("since!=2h", 0, "!= is not an operator; since takes :"),
+        ("colour=red", 0, "an operator is missing"),
         ("-", 1, "an operator is missing"),
         ('"state:failed"', 0, "an operator is missing"),
         ("- state:failed", 1, "an operator is missing"),

@@ -48,6 +48,14 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 
+@pytest.mark.parametrize("url", ["sqlite:///x.db?foo=1", "sqlite://", "memory://x", "sqlite:"])
+def test_an_error_shows_the_url_as_it_was_given(url: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        store_at(url)
+
+    assert caught.value.value == url
+
+
 @pytest.mark.parametrize(
     ("url", "hint"),
     [

@@ -32,6 +32,7 @@ from errandry.errors import InvalidValue
         ({"id": "a\nb"}, "id="),
         ({"id": ""}, "id=''"),
         ({"queues": ["a", "b"], "queue_order": "fair"}, "queue_order='fair'"),
+        ({"queues": ["a", "b"], "queue_order": (3,)}, "must be 'strict', or 2 weights, one for each"),
         ({"grace": True}, "grace=True: must be a number of seconds"),
         ({"upkeep": 1}, "upkeep=1: must be True or False"),
         ({"prune_declared": "no"}, "prune_declared='no'"),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from errandry.api.options import Duration, check_choice, check_names
 from errandry.core.answer import WRITTEN
-from errandry.core.duration import seconds
+from errandry.core.duration import positive_seconds
 from errandry.core.gate import GateKind, Pause, PutRule, ResetRule, Resume
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule, rate
 from errandry.errors import InvalidValue
@@ -117,7 +117,7 @@ def read_rule_fields(options: Mapping[str, Any]) -> dict[str, Any]:
             why = f"says how many of the {name} may begin at once: give {name} too"
             raise InvalidValue(burst_name, burst, why)
     if changes.get("ageing") is not None:
-        changes["ageing"] = seconds(changes["ageing"], "ageing")
+        changes["ageing"] = positive_seconds(changes["ageing"], "ageing", ", or None for no ageing")
     for name, kind in (("overflow", Overflow), ("on_return", OnReturn)):
         if changes.get(name) is not None:
             changes[name] = kind(check_choice(name, changes[name], tuple(kind)))

@@ -11,7 +11,7 @@ from errandry.api.schedule_options import ScheduleOptions
 from errandry.api.unique_options import UniqueOptions, read_unique
 from errandry.codec import json_codec
 from errandry.core import check
-from errandry.core.duration import moment, seconds
+from errandry.core.duration import moment, positive_seconds, seconds
 from errandry.core.job import Keep, NewJob, check_tags
 from errandry.core.retry import Backoff, Curve
 from errandry.core.rule import Rate
@@ -199,7 +199,12 @@ def read_backoff(name: str, value: BackoffOption) -> Backoff:
         return Backoff(Curve(value))
     if isinstance(value, str) and value.isidentifier():
         return Backoff(function=value)
-    return Backoff(Curve.FIXED, seconds(value, name), jitter=0.0)
+    try:
+        return Backoff(Curve.FIXED, seconds(value, name), jitter=0.0)
+    except InvalidValue as error:
+        curves = ", ".join(sorted(Curve))
+        right = f"must be {curves}, a duration, or a function declared with @jobs.backoff"
+        raise InvalidValue(name, value, f"{right}: {error.why}") from None
 
 
 def read_keep(name: str, value: KeepOption) -> Keep:
@@ -262,7 +267,7 @@ _NONE_ALLOWED = ("unique", "delay", "timeout", "run_at", "deadline", "backoff", 
 """Options that may be None: the value of a job for which neither app nor task nor `using` sets one."""
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "delay": read_delay,
-    "timeout": lambda name, value: seconds(value, name),
+    "timeout": lambda name, value: positive_seconds(value, name, ", or None for no timeout"),
     "run_at": moment,
     "deadline": moment,
     "backoff": read_backoff,

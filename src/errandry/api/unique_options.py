@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from errandry.codec.json_codec import from_json
 from errandry.core import check
-from errandry.core.duration import seconds
+from errandry.core.duration import positive_seconds
 from errandry.core.unique import Conflict, UniqueKey, UniqueScope
 from errandry.errors import InvalidValue
 
@@ -81,10 +81,7 @@ def _read_scope(value: Any) -> tuple[UniqueScope, float | None]:
     """The scope, and for a rolling window its length in seconds."""
     if isinstance(value, str) and value.isalpha():
         return UniqueScope(check_word("scope", value, _SCOPE_WORDS)), None
-    window = seconds(value, "scope")
-    if window == 0:
-        raise InvalidValue("scope", value, "a window must be longer than 0 seconds")
-    return UniqueScope.WINDOW, window
+    return UniqueScope.WINDOW, positive_seconds(value, "scope")
 
 
 def check_word(name: str, value: Any, choice: Collection[str]) -> str:

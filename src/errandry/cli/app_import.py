@@ -41,12 +41,17 @@ def _import_module(name: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise click.UsageError(
-                f"app {name}: there is no module {error.name} in {folder} or on Python's path"
-            ) from None
+            problem = f"there is no module {error.name} in {folder} or on Python's path"
+            raise click.UsageError(f"app {name}: {problem}{_module_hint(name, module)}") from None
         raise click.UsageError(_import_error(name, error)) from error
     except (Exception, SystemExit) as error:
         raise click.UsageError(_import_error(name, error)) from error
+
+
+def _module_hint(name: str, module: str) -> str:
+    """How to write a name that has a file instead of a module."""
+    right = module.removesuffix(".py").removeprefix("./").replace(os.sep, ".")
+    return "" if right == module else f"; write {right}{name.removeprefix(module)}"
 
 
 def _import_error(name: str, error: BaseException) -> str:
@@ -54,6 +59,7 @@ def _import_error(name: str, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    if isinstance(error, SyntaxError):
-        place = f" ({error.filename}, line {error.lineno})"
-    return f"app {name}: the import failed: {type(error).__name__}: {error}{place}"
+    text = str(error)
+    if isinstance(error, SyntaxError):  # its text has the place, too, but without the folder
+        text, place = error.msg, f" ({error.filename}, line {error.lineno})"
+    return f"app {name}: the import failed: {type(error).__name__}: {text}{place}"

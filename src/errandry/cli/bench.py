@@ -16,7 +16,7 @@ import click
 from errandry import event_loop
 from errandry.cli import table
 from errandry.cli.command import CliCommand
-from errandry.cli.param_types import NAMES
+from errandry.cli.param_types import NAMES, WholeNumber
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
 
@@ -35,7 +35,7 @@ PROGRESS_INTERVAL = 10.0
 @click.option("--stress", is_flag=True, help="Run the stress test instead: 120,000 jobs, workers are killed")
 @click.option(
     "--jobs",
-    type=click.IntRange(100, 10_000_000),
+    type=WholeNumber(100, 10_000_000),
     metavar="N",
     help="Number of jobs in the stress test; default: 120,000",
 )

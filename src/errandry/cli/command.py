@@ -9,10 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from errandry.cli.refused_value import name_place, refused_value
 from errandry.cli.session import Session
 from errandry.core.query import OPERATORS
+from errandry.errors import InvalidValue
 
-QUERY_TERM = re.compile(rf"-?(?:{'|'.join(OPERATORS)})(?:[:~<>])")
+QUERY_TERM = re.compile(rf"-?(?:{'|'.join(OPERATORS)})(?:[:~<>]|!?=)")
 """The beginning of a query term. An argument that does not match is a job id."""
 MINUS_MARK = "\0"
 """Prefix of a query term or number that begins with a minus, so that click does not parse it as an option.
@@ -32,10 +34,31 @@ class CliCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _check_defaults(ctx, (parameter.name for parameter in self.params))
-        rest = super().parse_args(ctx, self._mark_values(args))
+        try:
+            rest = super().parse_args(ctx, self._mark_values(args))
+        except click.BadParameter as error:
+            name_place(ctx, error)
+            raise
+        except click.NoSuchOption as error:
+            self._explain_query(ctx, error)
+            raise
         for name, value in ctx.params.items():
             ctx.params[name] = _without_mark(value)
         return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error about a refused value names the option that has it."""
+        try:
+            return super().invoke(ctx)
+        except InvalidValue as error:
+            raise refused_value(ctx, error) from None
+
+    def _explain_query(self, ctx: click.Context, error: click.NoSuchOption) -> None:
+        """Refuse `--query` with the right form, where the query is an argument."""
+        metavars = [param.metavar or "" for param in self.params if isinstance(param, click.Argument)]
+        if error.option_name == "--query" and any("QUERY" in metavar for metavar in metavars):
+            example = f"{ctx.command_path} state:failed"
+            raise click.UsageError(f"Write the query as an argument, without --query: {example}", ctx)
 
     def _mark_values(self, args: list[str]) -> list[str]:
         """Mark negative query terms and numbers, unless they are the value of an option."""
@@ -76,7 +99,11 @@ class CliGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _check_defaults(ctx, (*(parameter.name for parameter in self.params), *self.list_commands(ctx)))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name_place(ctx, error)
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -9,7 +9,7 @@ import click
 
 def load_defaults(folder: str) -> dict[str, Any]:
     """Read the table as click's `default_map`, with a nested table for each command."""
-    path = _nearest_pyproject(folder)
+    path = nearest_pyproject(folder)
     if path is None:
         return {}
     try:
@@ -22,7 +22,8 @@ def load_defaults(folder: str) -> dict[str, Any]:
     return _with_underscores(table)
 
 
-def _nearest_pyproject(folder: str) -> str | None:
+def nearest_pyproject(folder: str) -> str | None:
+    """The path of the pyproject.toml in this folder or the nearest folder above; None if there is none."""
     while True:
         path = os.path.join(folder, "pyproject.toml")
         if os.path.isfile(path):

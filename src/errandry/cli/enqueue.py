@@ -7,7 +7,15 @@ import click
 from errandry.api.unique_options import UniqueOptions
 from errandry.cli import job_view
 from errandry.cli.command import CliCommand
-from errandry.cli.param_types import DURATION, TIME, parse_arguments, parse_json
+from errandry.cli.param_types import (
+    DURATION,
+    DURATION_OR_NONE,
+    TIME,
+    parse_arguments,
+    parse_json,
+    without_none,
+)
+from errandry.cli.refused_value import FieldOption
 from errandry.cli.session import Session, app_command_making_store
 from errandry.cli.text import ago
 from errandry.core.state import TERMINAL, State
@@ -35,9 +43,15 @@ UNIQUE_OPTIONS = {"unique": "key", "unique_for": "scope", "on_conflict": "on_con
 @click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first")
 @click.option("--max-crashes", type=int, help="Maximum number of worker crashes while the job runs")
 @click.option("--backoff", help="Delay before a retry: exponential, linear, fixed, or a duration")
-@click.option("--timeout", type=DURATION, help="Maximum duration of an attempt")
+@click.option("--timeout", type=DURATION_OR_NONE, help="Maximum duration of an attempt; none for no timeout")
 @click.option("--keep", type=DURATION, help="How long to keep the finished job")
-@click.option("--keep-last", type=int, help="Number of finished jobs of the task to keep, per state")
+@click.option(
+    "--keep-last",
+    cls=FieldOption,
+    field="keep.last",
+    type=int,
+    help="Number of finished jobs of the task to keep, per state",
+)
 @click.option(
     "--lifo", is_flag=True, default=None, help="Run before the other jobs of its priority, newest first"
 )
@@ -47,6 +61,8 @@ UNIQUE_OPTIONS = {"unique": "key", "unique_for": "scope", "on_conflict": "on_con
 @click.option("--unique", metavar="KEY", help="Unique key; only one job at a time can hold it")
 @click.option(
     "--unique-for",
+    cls=FieldOption,
+    field="scope",
     metavar="SCOPE",
     help="How long the key is held: alive, ever, a duration, or second, minute, hour, day, week, month; "
     "without --unique, the key is a hash of the arguments",
@@ -74,7 +90,7 @@ async def enqueue(
     """
     if session.app is not None and task not in jobs.tasks:
         raise UnknownTask(task, tuple(sorted(jobs.tasks)))
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen = without_none({name: value for name, value in options.items() if value is not None})
     if unique := {name: chosen.pop(option) for option, name in UNIQUE_OPTIONS.items() if option in chosen}:
         chosen["unique"] = UniqueOptions(**unique)
     if (last := chosen.pop("keep_last", None)) is not None:

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 from errandry.api.events import Event, event_of_entry
 from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import resolve_id
-from errandry.cli.param_types import Word
+from errandry.cli.param_types import WholeNumber, Word
 from errandry.cli.session import Session, app_command
 from errandry.cli.text import local_time, one_line, short_id
 from errandry.core.event import EventFilter, EventKind
@@ -37,7 +37,7 @@ COLORS = {
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new events")
 @click.option(
     "--limit",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     metavar="N",
     default=50,
     show_default=True,

@@ -11,6 +11,7 @@ from errandry.cli.command import CliGroup
 from errandry.cli.job_arguments import query, resolve_id
 from errandry.cli.job_view import COLORS
 from errandry.cli.jobs import all_option, limit_option, print_pages
+from errandry.cli.param_types import WholeNumber
 from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, pluralize
@@ -84,7 +85,7 @@ def _ended_children(job: JobRecord) -> int:
 @click.argument("job_id", metavar="ID")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     default=20,
     show_default=True,

@@ -7,6 +7,7 @@ import click
 
 from errandry.cli import pausing, table
 from errandry.cli.command import CliGroup
+from errandry.cli.param_types import WholeNumber
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column
 from errandry.store.table_store import GROUP_COUNT_MAX
@@ -25,7 +26,7 @@ def groups() -> None:
 @click.option("--queue", help="Only groups of this queue")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
+    type=WholeNumber(1, 10_000),
     metavar="N",
     default=50,
     show_default=True,

@@ -41,8 +41,13 @@ def parse_target(words: Sequence[str], flow: bool = False) -> JobTarget:
 
 
 def query(words: Sequence[str]) -> str:
-    """Join the words to one query; add the quotes that the shell has removed from values with spaces."""
-    return " ".join(_quote_term(word) for word in words)
+    """Join the words to one query; add the quotes that the shell has removed from values with spaces.
+
+    It is checked here, so that an error shows only what the user wrote, before a command adds its own terms.
+    """
+    text = " ".join(_quote_term(word) for word in words)
+    parse(text)
+    return text
 
 
 def _quote_term(word: str) -> str:

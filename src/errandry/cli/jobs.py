@@ -11,7 +11,7 @@ from errandry.cli import job_view
 from errandry.cli.bulk_action import Action, apply_action, confirm_options, rerun_options
 from errandry.cli.command import CliGroup
 from errandry.cli.job_arguments import parse_target, query, resolve_id, resolve_ids
-from errandry.cli.param_types import DURATION, TIME, parse_arguments, parse_json
+from errandry.cli.param_types import DURATION, TIME, WholeNumber, parse_arguments, parse_json
 from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.text import pluralize
 from errandry.core.duration import as_datetime
@@ -46,7 +46,7 @@ def jobs() -> None:
 
 limit_option = click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     default=50,
     show_default=True,

@@ -115,7 +115,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _error_text(error: ErrandryError) -> str:
-    """The message, with the name of a wrong value as its option is written: `max-attempts`."""
+    """The message, with the name of a wrong value as the command line writes it: `group-limit`."""
     text = str(error)
     if isinstance(error, InvalidValue) and text.startswith(f"{error.name}="):
         return error.name.replace("_", "-") + text.removeprefix(error.name)

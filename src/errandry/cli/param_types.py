@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +12,9 @@ from errandry.cli.prompt import interruptible
 from errandry.core.duration import instant, seconds
 from errandry.core.size import size
 from errandry.errors import InvalidValue
+
+NONE = "none"
+"""The word for None: no timeout."""
 
 
 class _Time(click.ParamType[str]):
@@ -40,16 +43,39 @@ class _Duration(click.ParamType[str]):
         return str(value)
 
 
-class _Size(click.ParamType[int]):
-    """An amount of memory, converted to bytes."""
+class _DurationOrNone(_Duration):
+    """A duration, or the word none, which is converted to `NONE`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return NONE if str(value).lower() == NONE else super().convert(value, param, ctx)
+
+
+class _Size(click.ParamType[str]):
+    """An amount of memory in the format of the library."""
 
     name = "SIZE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return size(value)
+            size(value)
         except InvalidValue as error:
             self.fail(f"{value!r}: {error.why}", param, ctx)
+        return str(value)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number of at least `min` and at most `max`. An error says so, also for what is no number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        low, high = self.min or 0, self.max
+        if number is None or number < low or (high is not None and number > high):
+            right = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+            self.fail(f"{value!r} is not a whole number {right}", param, ctx)
+        return number
 
 
 class _Names(click.ParamType[tuple[str, ...]]):
@@ -65,7 +91,7 @@ class _Names(click.ParamType[tuple[str, ...]]):
         names = value if isinstance(value, list) else str(value).split(",")
         stripped = tuple(str(name).strip() for name in names)
         if not all(stripped):
-            self.fail("write comma-separated names: mail,reports", param, ctx)
+            self.fail(f"{_joined(value)!r}: write comma-separated names, such as mail,reports", param, ctx)
         return stripped
 
 
@@ -80,7 +106,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         try:
             return tuple(float(part) for part in (str(value).split(",") if isinstance(value, str) else value))
         except (TypeError, ValueError):
-            self.fail("write comma-separated numbers: 3,1", param, ctx)
+            self.fail(f"{_joined(value)!r}: write comma-separated numbers, such as 3,1", param, ctx)
 
 
 class Word(click.Choice[str]):
@@ -98,7 +124,18 @@ class Word(click.Choice[str]):
         return str(value)
 
 
+def _joined(value: Any) -> str:
+    """The value as written on the command line; pyproject.toml may have a list."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 TIME, DURATION, NAMES, NUMBERS, SIZE = _Time(), _Duration(), _Names(), _Numbers(), _Size()
+DURATION_OR_NONE = _DurationOrNone()
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with None for the word none."""
+    return {name: None if value == NONE else value for name, value in options.items()}
 
 
 def parse_arguments(text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import to_builtins
 
 from errandry.cli import table
 from errandry.cli.command import CliCommand
+from errandry.cli.param_types import WholeNumber
 from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column, TableRow
@@ -68,7 +69,7 @@ async def limit(session: Session, jobs: "Errandry", each_group: bool, by: str | 
 @rule_options("RATE")
 @click.option(
     "--burst",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     metavar="N",
     help="Number of jobs that may start at once; default: a tenth of the rate",
 )
@@ -325,6 +326,6 @@ def _parse_weight(word: str) -> float:
         number = float(word)
     except ValueError:
         raise click.UsageError(f"{word!r} is not a number; none removes the rule.") from None
-    if not isfinite(number) or number < 0:
+    if not isfinite(number) or number <= 0:
         raise click.UsageError(f"{word!r} is not a weight: it is from 0.001 to 1,000, usually 1.")
     return number

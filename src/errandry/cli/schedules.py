@@ -10,8 +10,16 @@ import msgspec
 from errandry.api.schedule_options import EVERY_PREFIX
 from errandry.cli import table
 from errandry.cli.command import CliGroup
-from errandry.cli.param_types import DURATION, TIME, parse_arguments
+from errandry.cli.param_types import (
+    DURATION,
+    DURATION_OR_NONE,
+    TIME,
+    WholeNumber,
+    parse_arguments,
+    without_none,
+)
 from errandry.cli.pausing import operator, report_pause, report_resume, since_text
+from errandry.cli.refused_value import FieldOption
 from errandry.cli.session import Session, app_command, app_command_making_store
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, local_time, pluralize, to_json
@@ -45,7 +53,7 @@ def schedule_options(function: Any) -> Any:
             ),
             click.option("--start", type=TIME, help="First possible time of a tick"),
             click.option("--end", type=TIME, help="Last possible time of a tick"),
-            click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of runs"),
+            click.option("--limit", type=WholeNumber(1), metavar="N", help="Maximum number of runs"),
             click.option("--jitter", type=DURATION, help="Maximum random delay of a run after its tick"),
             click.option(
                 "--overlap",
@@ -65,7 +73,11 @@ def schedule_options(function: Any) -> Any:
             click.option("--queue", help="Queue of the jobs"),
             click.option("--priority", type=int, help="Priority of the jobs; lower runs first"),
             click.option("--max-attempts", type=int, help="Maximum number of attempts, including the first"),
-            click.option("--timeout", type=DURATION, help="Maximum duration of an attempt"),
+            click.option(
+                "--timeout",
+                type=DURATION_OR_NONE,
+                help="Maximum duration of an attempt; none for no timeout",
+            ),
             click.option("--by", help="Name recorded as the operator; default: your user name"),
         )
     ):
@@ -159,7 +171,9 @@ async def add(
 
 @schedules.command("edit")
 @click.argument("name")
-@click.option("--when", help="Cron expression, or an interval such as every 5 minutes")
+@click.option(
+    "--when", cls=FieldOption, field="cron", help="Cron expression, or an interval such as every 5 minutes"
+)
 @schedule_options
 @app_command
 async def edit(
@@ -363,7 +377,7 @@ def _read_arguments(schedule: "Schedule") -> Any:
 def _split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     """Split the given options into timing options, job options and the job's arguments."""
     args = options.pop("args")
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen = without_none({name: value for name, value in options.items() if value is not None})
     timing = {name: chosen.pop(name) for name in TIMING_OPTIONS if name in chosen}
     return timing, chosen, None if args is None else parse_arguments(args)
 

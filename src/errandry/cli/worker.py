@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from errandry import event_loop
 from errandry.cli.command import CliCommand
-from errandry.cli.param_types import DURATION, NAMES, NUMBERS, SIZE
+from errandry.cli.param_types import DURATION, NAMES, NUMBERS, SIZE, WholeNumber
+from errandry.cli.refused_value import FieldOption
 from errandry.cli.session import Session, store_name
 from errandry.cli.text import clean, pluralize
 from errandry.core.duration import seconds
+from errandry.core.size import size
 from errandry.errors import ErrandryError, InvalidValue, UnknownTask
 from errandry.store.url import without_password
 
@@ -29,6 +31,8 @@ log = logging.getLogger("errandry.worker")
 FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 LEVELS = ("debug", "info", "warning", "error")
 STATUS_INTERVAL = 1.0
+
+ORDER_NEEDS_QUEUES = "name the queues to order with --queues, such as --queues mail,reports"
 
 ShowStatus = Callable[[str], None]
 """Shows a status line at the bottom of the terminal, below the log."""
@@ -50,7 +54,13 @@ ShowStatus = Callable[[str], None]
 @click.option(
     "--strict", is_flag=True, help="Claim from a queue only if all queues named before it are empty"
 )
-@click.option("--weights", type=NUMBERS, help="How often each queue goes first, such as 3,1")
+@click.option(
+    "--weights",
+    cls=FieldOption,
+    field="weight",
+    type=NUMBERS,
+    help="How often each queue goes first, such as 3,1",
+)
 @click.option("--tasks", type=NAMES, help="Only these tasks")
 @click.option("--prefetch", type=int, metavar="N", help="Jobs to claim beyond the free slots; default: 0")
 @click.option("--lease", type=DURATION, help="How long a claim lasts without a renewal; default: 30s")
@@ -66,7 +76,7 @@ ShowStatus = Callable[[str], None]
 )
 @click.option(
     "--processes",
-    type=click.IntRange(1, 1_000),
+    type=WholeNumber(1, 1_000),
     metavar="N",
     default=1,
     help="Number of worker processes; default: 1",
@@ -108,7 +118,7 @@ def worker(
     jobs = _load_app(session)
     for name in options.tasks or ():
         if name not in jobs.tasks:
-            raise click.UsageError(f"--tasks {name}: {UnknownTask(name, tuple(sorted(jobs.tasks)))}.")
+            raise InvalidValue("tasks", options.tasks, str(UnknownTask(name, tuple(sorted(jobs.tasks)))))
     has_status = pipe is None and not session.json and sys.stderr.isatty()
     with _status_line(has_status, log_level) as show:
         return event_loop.run(_run_worker(jobs, options, pipe, show))
@@ -120,17 +130,26 @@ def _worker_options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
 
     options = {name: value for name, value in given.items() if value is not None}
     options |= {name: seconds(options[name], name) for name in ("lease", "grace") if name in options}
-    is_strict, weights = options.pop("strict"), options.pop("weights", None)
+    if "recycle_memory" in options:
+        options["recycle_memory"] = size(options["recycle_memory"])
+    order = _queue_order(options.pop("strict"), options.pop("weights", None), options.get("queues"))
+    return WorkerOptions(upkeep=not no_upkeep, queue_order=order, **options)
+
+
+def _queue_order(
+    is_strict: bool, weights: tuple[float, ...] | None, queues: tuple[str, ...] | None
+) -> Literal["strict"] | tuple[float, ...] | None:
+    """The value of `queue_order`, which is two options here."""
     if is_strict and weights is not None:
         raise click.UsageError("Give either --strict or --weights.")
-    options["queue_order"] = "strict" if is_strict else weights
-    try:
-        return WorkerOptions(upkeep=not no_upkeep, **options)
-    except InvalidValue as error:
-        order = "strict" if is_strict else f"weights {','.join(f'{weight:g}' for weight in weights or ())}"
-        option = f"{error.name.replace('_', '-')} {error.value}"
-        option = order if error.name in ("queue_order", "weight") else option
-        raise click.UsageError(f"--{option}: {error.why}.") from None
+    if is_strict and queues is None:
+        raise InvalidValue("strict", is_strict, ORDER_NEEDS_QUEUES)
+    if weights is not None and queues is None:
+        raise InvalidValue("weights", weights, ORDER_NEEDS_QUEUES)
+    if weights is not None and queues is not None and len(weights) != len(queues):
+        right = f"{len(queues)} weights are needed, one for each of the queues; or give --strict instead"
+        raise InvalidValue("weights", weights, right)
+    return "strict" if is_strict else weights
 
 
 def _load_app(session: Session) -> "Errandry":

@@ -32,7 +32,9 @@ def name(field: str, value: Any) -> str:
     """A queue, task, worker, group, tag or job id: 1 to `NAME_MAX` characters, all of them printable."""
     if type(value) is str and value.isprintable() and 0 < len(value) <= NAME_MAX and not value.isspace():
         return value
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
+        raise InvalidValue(field, value, "must be a name, as text")
+    if not value.strip():
         raise InvalidValue(field, value, "must be a name, not empty")
     if len(value) > NAME_MAX:
         raise InvalidValue(field, value, f"a name has at most {NAME_MAX} characters, this has {len(value):,}")

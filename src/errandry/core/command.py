@@ -504,7 +504,7 @@ def check_queue_order(queues: tuple[str, ...] | None, queue_order: object) -> No
     if queue_order == STRICT:
         return
     if not isinstance(queue_order, tuple) or len(queue_order) != len(queues):
-        why = f"must be {STRICT!r}, or a weight for each of the queues"
+        why = f"must be {STRICT!r}, or {len(queues)} weights, one for each of the queues"
         raise InvalidValue("queue_order", queue_order, why)
     for weight in queue_order:
         if not 0.001 <= check.span("weight", weight) <= 1_000:

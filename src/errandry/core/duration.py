@@ -26,6 +26,14 @@ def seconds(value: str | float | timedelta, name: str = "duration") -> float:
     return float(number) + 0.0  # -0.0 becomes 0.0
 
 
+def positive_seconds(value: str | float | timedelta, name: str, none: str = "") -> float:
+    """Like `seconds`, for a length of time that cannot be 0. `none` ends the error: ", or None for …"."""
+    number = _to_number(value, name)
+    if not number > 0:  # true for NaN, too
+        raise InvalidValue(name, value, f"must be more than 0 seconds{none}")
+    return seconds(value, name)
+
+
 def format_duration(length: float) -> str:
     """The shortest usual spelling, to the microsecond: 5400 is `1h30m`. `seconds` parses it."""
     left, micros = divmod(round(length * 1_000_000), 1_000_000)

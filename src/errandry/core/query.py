@@ -262,13 +262,27 @@ def _terms(text: str) -> Iterator[_Term]:
     while head := _HEAD.search(text, end):
         minus, field, op = head.groups()
         if not op:
-            raise QueryError(text, head.start(2), "an operator is missing, as in state:failed or error~x")
+            raise _missing_operator(text, head.start(2), field)
         if field not in OPERATORS:
             raise QueryError(text, head.start(2), _unknown("field", field, OPERATORS))
         if op not in OPERATORS[field]:
             raise QueryError(text, head.start(3), f"{field} takes {' or '.join(OPERATORS[field])}, not {op}")
         values, end = _values(text, head.end())
         yield _Term(text, head.start(), bool(minus), field, op, values)
+
+
+def _missing_operator(text: str, at: int, word: str) -> QueryError:
+    """The error for a term without an operator, with the right form of `state!=x` and `state=x`."""
+    field, equals, value = word.partition("=")
+    is_negated, field = field.endswith("!"), field.removesuffix("!")
+    if not equals or field not in OPERATORS:
+        return QueryError(text, at, "an operator is missing, as in state:failed or error~x")
+    operators = OPERATORS[field]
+    sign = "!=" if is_negated else "="
+    if operators[0] in COMPARISONS or (is_negated and field in AGES):
+        return QueryError(text, at, f"{sign} is not an operator; {field} takes {' or '.join(operators)}")
+    right = f"{'-' if is_negated else ''}{field}{operators[0]}{value}"
+    return QueryError(text, at, f"{sign} is not an operator; write {right}")
 
 
 def _values(text: str, at: int) -> tuple[list[tuple[int, str]], int]:

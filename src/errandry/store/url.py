@@ -24,7 +24,7 @@ def store_at(url: str, clock: Clock | None = None, limits: StoreLimits | None = 
         raise InvalidValue(
             "url", without_password(url), "unknown scheme: use memory:, sqlite: or postgresql:"
         )
-    return make(parts, clock, limits)
+    return make(url, parts, clock, limits)
 
 
 def without_password(url: str) -> str:
@@ -36,27 +36,27 @@ _PASSWORD = re.compile(r"(://[^:/?@]*):[^/?@]*@")
 _PARAMETER = re.compile(r"([?&](?:ssl)?password)=[^&]*")
 
 
-def _memory(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
+def _memory(url: str, parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     from errandry.store.memory.driver import MemoryStore
 
-    _options(parts)
+    _options(url, parts)
     if parts.netloc or parts.path:
-        raise InvalidValue("url", parts.geturl(), "a store in memory has no name: write memory:")
+        raise InvalidValue("url", without_password(url), "a store in memory has no name: write memory:")
     return MemoryStore(clock, limits)
 
 
-def _sqlite(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
+def _sqlite(url: str, parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     from errandry.store.sqlite.driver import SqliteStore
 
-    options = _options(parts, "durability")
+    options = _options(url, parts, "durability")
     path = unquote(parts.path).removeprefix("/")
     if parts.netloc or not path:
         right = "write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an absolute path"
-        raise InvalidValue("url", parts.geturl(), f"names no file: {right}")
+        raise InvalidValue("url", without_password(url), f"names no file: {right}")
     return SqliteStore(path, clock, limits, **options)
 
 
-def _postgres(parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
+def _postgres(url: str, parts: SplitResult, clock: Clock | None, limits: StoreLimits | None) -> Store:
     try:
         from errandry.store.postgres.driver import PostgresStore
     except ModuleNotFoundError as error:
@@ -64,7 +64,7 @@ def _postgres(parts: SplitResult, clock: Clock | None, limits: StoreLimits | Non
             raise
         right = "install the extra postgres: pip install 'errandry[postgres]'"
         raise InvalidValue(
-            "url", f"{parts.scheme}:…", f"needs psycopg, which is not installed: {right}"
+            "url", without_password(url), f"needs psycopg, which is not installed: {right}"
         ) from None
     parameters = parse_qsl(parts.query, keep_blank_values=True)
     options = {name: value for name, value in parameters if name in _OWN_OPTIONS}
@@ -77,7 +77,7 @@ _OWN_OPTIONS = ("schema",)
 """Query parameters of a PostgreSQL URL that are for Errandry. The others are passed to libpq."""
 
 
-def _options(parts: SplitResult, *known_options: str) -> dict[str, str]:
+def _options(url: str, parts: SplitResult, *known_options: str) -> dict[str, str]:
     """Return the query parameters of a URL; refuse unknown ones."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
@@ -85,11 +85,11 @@ def _options(parts: SplitResult, *known_options: str) -> dict[str, str]:
             similar = get_close_matches(name, known_options, 1)
             names = ", ".join(known_options) or "none"
             hint = f"did you mean {similar[0]}?" if similar else f"valid options: {names}"
-            raise InvalidValue("url", parts.geturl(), f"has an unknown option {name!r}: {hint}")
+            raise InvalidValue("url", without_password(url), f"has an unknown option {name!r}: {hint}")
     return options
 
 
-_DRIVERS: dict[str, Callable[[SplitResult, Clock | None, StoreLimits | None], Store]] = {
+_DRIVERS: dict[str, Callable[[str, SplitResult, Clock | None, StoreLimits | None], Store]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "postgresql": _postgres,
