@@ -214,7 +214,7 @@ class TestRules:
         assert await queue.rules() == Rule(limit=30, rate=Rate(10, 1.0, 1))
         assert [record.message for record in caplog.records if record.name == LOGGER] == [
             "queue mail: this program declares limit 30, rate 10/second (burst 1), max size none; "
-            "app declared limit 20, rate none, max size 9 before"
+            "the program 'app' declared limit 20, rate none, max size 9 before"
         ]
 
     async def test_each_field_tells_its_source(self, live: Errandry) -> None:
@@ -499,7 +499,7 @@ class TestSchedules:
         assert (await jobs.schedules.get("nightly")).when == "0 4 * * *"
         assert [record.message for record in caplog.records if record.name == LOGGER] == [
             "schedule nightly: this program declares when 0 4 * * *, overlap skip; "
-            "app declared when 0 3 * * *, overlap allow before"
+            "the program 'app' declared when 0 3 * * *, overlap allow before"
         ]
 
     async def test_arguments_that_are_sealed_differently_are_no_change(

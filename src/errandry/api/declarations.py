@@ -113,7 +113,7 @@ def _log_rule(kind: GateKind, name: str, before: RuleInfo, after: RuleInfo | Non
         ]
         log.info(
             "%s %s: this program declares %s; %s declared %s before",
-            *(kind, name, _rule_text(new, fields), ", ".join(old.owners), _rule_text(old.rule, fields)),
+            *(kind, name, _rule_text(new, fields), _programs(old.owners), _rule_text(old.rule, fields)),
         )
     if after is not None and (fields := [*after.overridden_fields]):
         target = quote(name) if kind is GateKind.QUEUE else f"--task {quote(name)}"
@@ -123,6 +123,12 @@ def _log_rule(kind: GateKind, name: str, before: RuleInfo, after: RuleInfo | Non
             *(kind, name, _rule_text(new, fields), _in_force_text(after, fields)),
             *(target, " ".join(field.replace("_", "-") for field in fields)),
         )
+
+
+def _programs(owners: tuple[str, ...]) -> str:
+    """The programs that declare something: "the program 'shop'"."""
+    noun = "program" if len(owners) == 1 else "programs"
+    return f"the {noun} {', '.join(map(repr, owners))}"
 
 
 def _in_force_text(info: RuleInfo, fields: Iterable[str]) -> str:
@@ -141,7 +147,7 @@ def _log_plan(before: ScheduleRecord, plan: SchedulePlan) -> None:
     if known is not None and (changes := differences(known, plan)):
         log.info(
             "schedule %s: this program declares %s; %s declared %s before",
-            *(before.name, _side(changes, 1), ", ".join(before.owners), _side(changes, 0)),
+            *(before.name, _side(changes, 1), _programs(before.owners), _side(changes, 0)),
         )
     if before.source is Source.OPERATOR and (changes := differences(before.plan, plan)):
         log.warning(
