@@ -251,6 +251,7 @@ class TestWorkers:
 
         assert title.split() == ["WORKER", "STATUS", "BUSY", "QUEUES", "TASKS", "STARTED", "SEEN"]
         assert first.split()[:5] == ["host-1-aaaa", "working", "3/10", "all", "send"]
+        assert cli("workers", "ls").err == "BUSY is as of the last heartbeat, the time under SEEN.\n"
         assert len(cli("workers", "ls", "--json").data) == 2
 
     def test_a_dead_worker_of_this_host_is_detected(

@@ -171,8 +171,9 @@ def _print_summary(session: Session, story: "Story", log: Path, is_live: bool, k
         )
         session.print_message("\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]))
     else:
+        titles = "; ".join(chapter.title for chapter in missing)
         session.print_message(
-            f"\nStopped early: {len(missing)} of {len(story.chapters)} chapters had not ended."
+            f"\nStopped early: {len(missing)} of {len(story.chapters)} chapters had not ended: {titles}."
         )
     if keep is not None:
         session.print_message(f"The jobs are kept in {keep}: errandry jobs ls --url sqlite:///{keep}")

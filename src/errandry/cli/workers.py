@@ -34,7 +34,10 @@ def workers() -> None:
 @workers.command("ls")
 @app_command
 async def ls(session: Session, jobs: "Errandry") -> None:
-    """List workers with a recent heartbeat."""
+    """List workers with a recent heartbeat.
+
+    BUSY is the number of busy slots, as of that heartbeat.
+    """
     records, now = await worker_records(jobs), await store_time(jobs)
     if session.json:
         for record in records:
@@ -63,6 +66,7 @@ async def ls(session: Session, jobs: "Errandry") -> None:
         for record in records
     ]
     table.print_table(session, columns, rows)
+    session.print_message("BUSY is as of the last heartbeat, the time under SEEN.")
     for worker in map(worker_info, records):
         if worker.paused is not None:
             session.print_message(f"{worker.id} was paused {pausing.since_text(worker.paused, now)}.")
