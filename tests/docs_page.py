@@ -6,7 +6,7 @@ written to a file of that name, which later blocks use. ```sh       is run line 
 A Python program in the background must first print a line, to show that it is running. ```text     after one
 of these is its expected output; `…` matches any text.
 
-A block whose first line is `# not run here: …` is not run. The line says why.
+A block after a comment `<!-- not run here: … -->` is not run. It says why; readers do not see it.
 """
 
 import ast
@@ -20,9 +20,10 @@ from textwrap import indent
 
 from msgspec import Struct
 
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"(?:^ *<!-- not run here: ([^\n]+) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.DOTALL | re.MULTILINE
+)
 _FILE_NAME = re.compile(r"# (\w[\w/]*\.\w+)\n")
-_SKIP_REASON = re.compile(r"# not run here: (.+)\n")
 _SEPARATOR = "\x1e"
 
 _PROGRAM = """
@@ -57,26 +58,23 @@ async def main():
 
 
 class Block(Struct, frozen=True):
-    """One fenced block of a page."""
+    """One fenced block of a page. `skip_reason` says why it is not run; None if it is."""
 
     kind: str
     text: str
+    skip_reason: str | None = None
 
     @property
     def file(self) -> str | None:
         """The file that the block is written to; None if it is run."""
         return match[1] if (match := _FILE_NAME.match(self.text)) else None
 
-    @property
-    def skip_reason(self) -> str | None:
-        """Why the block is not run; None if it is."""
-        return match[1] if (match := _SKIP_REASON.match(self.text)) else None
-
 
 def blocks(page: str) -> list[Block]:
     """The blocks of a page, in order."""
     return [
-        Block(fence[2], re.sub(f"^{fence[1]}", "", fence[3], flags=re.M)) for fence in _FENCE.finditer(page)
+        Block(fence[3], re.sub(f"^{fence[2]}", "", fence[4], flags=re.M), fence[1])
+        for fence in _FENCE.finditer(page)
     ]
 
 

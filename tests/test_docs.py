@@ -143,6 +143,13 @@ def test_docstrings_become_markdown() -> None:
     )
 
 
+def test_a_default_that_is_a_constant_is_shown_by_its_value() -> None:
+    page = TEXTS["docs/reference/api/errandry.md"]
+
+    assert '    owner: str = "app",\n' in page
+    assert "    lease: Duration = 30.0,\n" in page
+
+
 def test_names_with_descriptions_become_a_table() -> None:
     docstring = """A queue.
 
@@ -219,6 +226,13 @@ def test_the_quickstart_works_in_a_new_environment(tmp_path: Path) -> None:
     folder.mkdir()
 
     assert output_differences(blocks(TEXTS["docs/quickstart.md"]), folder, python) == []
+
+
+def test_a_comment_before_a_block_says_why_it_is_not_run(tmp_path: Path) -> None:
+    page = blocks("<!-- not run here: fails -->\n```sh\nfalse\n```\n\n```sh\necho one\n```\n")
+
+    assert [(block.text, block.skip_reason) for block in page] == [("false\n", "fails"), ("echo one\n", None)]
+    assert blocks_to_run(page) == page[1:]
 
 
 def test_only_the_listed_blocks_are_not_run() -> None:
@@ -313,6 +327,8 @@ def test_the_site_is_built_and_loads_nothing_from_other_hosts(tmp_path: Path) ->
     pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
     assert {Path(name).with_suffix(".html").as_posix() for name in _listed(SITE["nav"])} <= pages.keys()
     assert {name: tags for name, text in pages.items() if (tags := _foreign(text))} == {}
+    assert re.search(r'rel="icon" href="[./]*favicon\.svg"', pages["index.html"])
+    assert [name for name, text in pages.items() if "not run here" in re.sub("<!--.*?-->", "", text)] == []
     assert [
         path for path in site.rglob("*.css") if re.search(r"url\(\W?https?:", path.read_text("utf-8"))
     ] == []

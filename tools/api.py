@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from itertools import groupby, pairwise
+from types import ModuleType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -191,7 +192,8 @@ ERRANDRY_GROUPS: Groups = {
 PAGES: Mapping[str, ApiPage] = {
     "errandry": ApiPage(
         "Errandry",
-        "The app: `jobs = Errandry(…)`. Methods that read or write the store are `async`; `jobs.sync` has "
+        "An app is made with `jobs = Errandry(…)`. Methods that read or write the store are `async`; "
+        "`jobs.sync` has "
         "blocking ones. `Duration` is a length of time and `Moment` a point in time, as "
         "[Options](../options.md) describes them.",
         (errandry.Errandry, JobPage, Moved),
@@ -199,19 +201,21 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "task": ApiPage(
         "Task",
-        "What `@jobs.task` makes of a function. [Tasks and options](../../guide/tasks.md) shows how to use "
-        "it.",
+        "`@jobs.task` turns a function into a task. [Tasks and options](../../guide/tasks.md) shows how "
+        "to use "
+        "it. In signatures, here and on the other pages, `P` stands for the parameters of the function and "
+        "`R_co` for the type of its result.",
         (errandry.Task, errandry.Call),
     ),
     "job": ApiPage(
         "Job",
-        "What `enqueue`, `jobs.get` and other methods return. [Results and waiting](../../guide/results.md) "
-        "shows how to use it.",
+        "`enqueue`, `jobs.get` and other methods return jobs. [Results and waiting](../../guide/results.md) "
+        "shows how to use them.",
         (errandry.Job, errandry.SyncJob, AttemptFailure, LogEntry, errandry.Progress),
     ),
     "context": ApiPage(
         "JobContext",
-        "The first parameter of a handler that asks for it. "
+        "A handler gets it if its first parameter is a `JobContext`. "
         "[Context, progress and logs](../../guide/context.md) shows how to use it.",
         (errandry.JobContext, errandry.Child, errandry.current),
     ),
@@ -223,7 +227,7 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "flows": ApiPage(
         "Flows",
-        "Functions that combine calls, for `jobs.enqueue_flow`. [Flows](../../guide/flows.md) shows how to "
+        "These functions combine calls for `jobs.enqueue_flow`. [Flows](../../guide/flows.md) shows how to "
         "use them.",
         (
             errandry.flow,
@@ -237,30 +241,37 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "worker": ApiPage(
         "Worker",
-        "Runs handlers inside your own program. Its options are in [Options](../options.md#of-workers).",
+        "A worker can also run inside your own program. Its options are in "
+        "[Options](../options.md#of-workers).",
         (errandry.Worker, Health),
     ),
     "claimer": ApiPage(
         "Claimer",
-        "`jobs.claimer(…)`, for a program that runs jobs itself. "
+        "`jobs.claimer(…)` opens a claimer, for a program that runs jobs itself. "
         "[Claiming jobs by hand](../../guide/claiming.md) shows how to use it.",
         (errandry.Claimer, errandry.ClaimedJob, errandry.SyncClaimer, errandry.SyncClaimedJob),
     ),
     "queues": ApiPage(
         "Queues and groups",
-        "`jobs.queue(name)`, `jobs.queue(name).group(key)` and `jobs.remote_task(name)`. "
+        "`jobs.queue(name)`, `jobs.queue(name).group(key)` and `jobs.remote_task(name)` return these "
+        "objects. "
         "[Limits, rates, groups](../../guide/limits.md) shows how to use them.",
         (Queue, GateHandle),
     ),
     "schedules": ApiPage(
         "Schedules",
-        "`jobs.schedules`. [Schedules](../../guide/schedules.md) shows how to use it.",
+        "`jobs.schedules` is this object. [Schedules](../../guide/schedules.md) shows how to use it.",
         (Schedules,),
     ),
-    "workers": ApiPage("Workers", "`jobs.workers`: the workers of all programs on the store.", (Workers,)),
+    "workers": ApiPage(
+        "Workers",
+        "`jobs.workers` is this object; it knows the workers of all programs on the store.",
+        (Workers,),
+    ),
     "reads": ApiPage(
         "Results of reads",
-        "What methods that read the store return. Times are `datetime`s in UTC, lengths of time are seconds.",
+        "Methods that read the store return these records. Times are `datetime`s in UTC, lengths of "
+        "time are seconds.",
         (
             errandry.Event,
             errandry.Why,
@@ -287,12 +298,14 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "codecs": ApiPage(
         "Codecs",
-        "`Errandry(codec=…)`. [Encryption and redaction](../../guide/sealing.md) shows how to use them.",
+        "`Errandry(codec=…)` takes a codec. [Encryption and redaction](../../guide/sealing.md) shows "
+        "how to use them.",
         (errandry.Encrypted, errandry.Signed, errandry.new_key, errandry.Codec, errandry.DocumentInfo),
     ),
     "testing": ApiPage(
         "Testing",
-        "The module `errandry.testing`. [Testing your jobs](../../testing.md) shows how to use it. `Given` "
+        "These names are in the module `errandry.testing`. [Testing your jobs](../../testing.md) shows "
+        "how to use them. `Given` "
         "and `ref` are for tests of [stores](../../store.md).",
         (
             testing.in_memory,
@@ -307,8 +320,8 @@ PAGES: Mapping[str, ApiPage] = {
     ),
     "telemetry": ApiPage(
         "Telemetry",
-        "The module `errandry.telemetry`. [Traces, metrics, logs](../../guide/telemetry.md) shows how to use "
-        "it.",
+        "These names are in the module `errandry.telemetry`. "
+        "[Traces, metrics, logs](../../guide/telemetry.md) shows how to use them.",
         (telemetry.instrument, telemetry.JobFields),
     ),
 }
@@ -431,6 +444,39 @@ def _entry(member: Member, level: int) -> Iterator[str]:
         yield markdown(member.docstring)
 
 
+def _class_body(kind: type) -> list[ast.stmt]:
+    [tree] = _statements(textwrap.dedent(inspect.getsource(kind)), inspect.getmodule(kind))
+    return tree.body if isinstance(tree, ast.ClassDef) else []
+
+
+def _statements(source: str, module: ModuleType | None) -> list[ast.stmt]:
+    """The statements of a source, with the values of constants as defaults instead of their names."""
+    tree: ast.Module = _ValuesOfConstants(vars(module)).visit(ast.parse(source))
+    return tree.body
+
+
+class _ValuesOfConstants(ast.NodeTransformer):
+    """Replaces a default such as `DEFAULT_LEASE`, which readers cannot look up, by its value."""
+
+    def __init__(self, names: Mapping[str, object]) -> None:
+        self._names = names
+
+    def visit_arguments(self, node: ast.arguments) -> ast.arguments:
+        node.defaults = [self._value(default) for default in node.defaults]
+        node.kw_defaults = [
+            default if default is None else self._value(default) for default in node.kw_defaults
+        ]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        node.value = None if node.value is None else self._value(node.value)
+        return node
+
+    def _value(self, default: ast.expr) -> ast.expr:
+        value = self._names.get(default.id) if isinstance(default, ast.Name) else None
+        return ast.Constant(value) if isinstance(value, str | int | float) else default
+
+
 def _members(kind: type) -> dict[str, Member]:
     """The public members and the constructor, inherited ones included.
 
@@ -441,8 +487,7 @@ def _members(kind: type) -> dict[str, Member]:
     for base in kind.__mro__ if model is None else (*kind.__mro__, model):
         if not base.__module__.startswith("errandry"):
             continue
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        body = tree.body if isinstance(tree, ast.ClassDef) else []
+        body = _class_body(base)
         for member in [*_functions(body), *_attributes(body)]:
             if member.name in INTERNAL | HIDDEN.get(kind.__name__, set()):
                 continue
@@ -486,7 +531,7 @@ def _function(function: Callable[..., object]) -> Member:
     module = inspect.getmodule(function)
     if module is None:
         raise LookupError(f"{function!r} is in no module")
-    functions = _functions(ast.parse(inspect.getsource(module)).body)
+    functions = _functions(_statements(inspect.getsource(module), module))
     return next(member for member in functions if member.name == function.__name__)
 
 
@@ -542,9 +587,7 @@ def _fields(kind: type) -> list[str]:
     lines = []
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("errandry"):
-            [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-            body = tree.body if isinstance(tree, ast.ClassDef) else []
-            lines += [_field(node) for node in body if isinstance(node, ast.AnnAssign)]
+            lines += [_field(node) for node in _class_body(base) if isinstance(node, ast.AnnAssign)]
     return [line for line in lines if not line.startswith("_")]
 
 

@@ -77,4 +77,6 @@ def _options(ctx: click.Context, options: Iterable[click.Parameter]) -> str:
 
 def _code(text: str) -> str:
     """Code in a table. A bar ends the cell even in code, and some renderers show a backslash before it."""
-    return f"<code>{escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    return (
+        f'<code class="choice">{escape(text).replace("|", "&#124;")}</code>' if "|" in text else f"`{text}`"
+    )
