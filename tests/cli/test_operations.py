@@ -58,7 +58,7 @@ class TestQueues:
         assert cli("queues", "resume", "a", "--task", "send").err == (
             "The queue a is resumed.\nThe task send is resumed.\n"
         )
-        assert cli("queues", "resume", "a").err == "The queue a was not paused.\n"
+        assert cli("queues", "resume", "default").err == "The queue default was not paused.\n"
         assert cli("queues", "pause").code == 2
         assert cli("queues", "pause", "c", "--json").data == [
             {"kind": "queue", "name": "c", "changed": True, "paused": True}
@@ -137,16 +137,62 @@ class TestRules:
         assert mail["declared"] == {"limit": 20, "max_size": 9}
         assert send["sources"] == {"limit": "operator"}
 
-        assert cli("queues", "reset", "mail", "max-size").err == "The queue mail: limit 50, max size 9.\n"
-        assert cli("queues", "reset", "mail", "limit").err == "The queue mail: limit 20, max size 9.\n"
+        assert (
+            cli("queues", "reset", "mail", "max-size").err
+            == "The queue mail: limit 50, max size 9; it stays paused.\n"
+        )
+        assert (
+            cli("queues", "reset", "mail", "limit").err
+            == "The queue mail: limit 20, max size 9; it stays paused.\n"
+        )
         assert cli("queues", "reset", "--task", "send", "--json").data == [
             {"kind": "task", "name": "send", "rule": {}}
         ]
-        assert cli("queues", "reset", "mail", "--declared").err == "The queue mail: no rules.\n"
+        assert (
+            cli("queues", "reset", "mail", "--declared").err == "The queue mail: no rules; it stays paused.\n"
+        )
         cli("queues", "limit", "mail", "1", "--group", "acme")
         assert cli("queues", "reset", "mail", "--group", "acme").err == (
             "The group acme of queue mail: no rules.\n"
         )
+
+    def test_a_reset_says_that_a_pause_stays(self, cli: Cli, shop: Shop) -> None:
+        shop.enqueue(queue="mail")
+        cli("queues", "limit", "mail", "5")
+        cli("queues", "pause", "mail")
+
+        done = cli("queues", "reset", "mail")
+
+        assert (done.code, done.err) == (0, "The queue mail: no rules; it stays paused.\n")
+
+    @pytest.mark.parametrize(
+        ("words", "subject"),
+        [
+            (("nope",), "queue nope"),
+            (("--task", "nope"), "task nope"),
+            (("mail", "--group", "nope"), "group nope of queue mail"),
+        ],
+    )
+    @pytest.mark.parametrize("verb", ["reset", "resume"])
+    def test_an_unknown_name_is_reported(
+        self, cli: Cli, shop: Shop, verb: str, words: tuple[str, ...], subject: str
+    ) -> None:
+        shop.enqueue(queue="mail", group="acme")
+
+        done = cli("queues", verb, *words)
+
+        why = f"Nothing is stored about {subject}: it has no jobs, no rules and no pause.\n"
+        assert (done.code, done.out, done.err) == (1, "", why)
+        assert cli("queues", verb, *words, "--json").code == 1
+
+    @pytest.mark.parametrize("words", [("mail",), ("--task", "send"), ("mail", "--group", "acme")])
+    @pytest.mark.parametrize("verb", ["reset", "resume"])
+    def test_a_name_that_has_jobs_is_known(
+        self, cli: Cli, shop: Shop, verb: str, words: tuple[str, ...]
+    ) -> None:
+        shop.enqueue(queue="mail", group="acme")
+
+        assert cli("queues", verb, *words).code == 0
 
     def test_groups_are_paused_and_resumed(self, cli: Cli, shop: Shop) -> None:
         shop.enqueue(id="a", queue="mail", group="acme")

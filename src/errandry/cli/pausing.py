@@ -1,15 +1,19 @@
 """Pause and resume queues, tasks, groups and workers."""
 
 import getpass
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from errandry.cli.session import Session
 from errandry.cli.text import Time, ago
 from errandry.core.duration import rough_duration
+from errandry.core.gate import GateKind
+from errandry.core.query import quote
 
 if TYPE_CHECKING:
-    from errandry.api.gate_info import PauseInfo
+    from errandry.api.app import Errandry
+    from errandry.api.gate_info import GateInfo, PauseInfo
     from errandry.api.gates import GateHandle
 
 
@@ -19,10 +23,43 @@ async def pause(session: Session, gate: "GateHandle", by: str | None) -> None:
     report_pause(session, str(gate), as_data(gate), changed)
 
 
-async def resume(session: Session, gate: "GateHandle") -> None:
-    """Resume the gate and print that; it may have been closed by a handler instead of paused."""
+async def resume(session: Session, jobs: "Errandry", gate: "GateHandle") -> bool:
+    """Resume the gate and print that; it may have been closed by a handler instead of paused.
+
+    Returns False if the store knows nothing of that name.
+    """
     changed = await gate.resume()
-    report_resume(session, str(gate), as_data(gate), changed)
+    is_known = changed or is_stored(gate, await jobs.rules()) or await has_jobs(jobs, gate)
+    if is_known or session.json:
+        report_resume(session, str(gate), as_data(gate), changed)
+    if not is_known:
+        report_unknown(session, gate)
+    return is_known
+
+
+def is_stored(gate: "GateHandle", infos: "Iterable[GateInfo]") -> bool:
+    """Whether the gate, or a group of the queue, is among those with a rule or a pause."""
+    of_queue = (GateKind.QUEUE, GateKind.GROUP)
+    return any(
+        (info.kind, info.name, info.group) == (gate.kind, gate.name, gate.group_key)
+        or (gate.kind is GateKind.QUEUE and info.kind in of_queue and info.name == gate.name)
+        for info in infos
+    )
+
+
+async def has_jobs(jobs: "Errandry", gate: "GateHandle") -> bool:
+    """Whether the store has jobs of the task or group, or ever had jobs of the queue."""
+    if gate.kind is GateKind.QUEUE:
+        return any(info.name == gate.name for info in await jobs.queues())
+    query = f"task:{quote(gate.name)}"
+    if gate.kind is GateKind.GROUP:
+        query = f"queue:{quote(gate.name)} group:{quote(gate.group_key)}"
+    return bool((await jobs.list(query, limit=1)).jobs)
+
+
+def report_unknown(session: Session, gate: "GateHandle") -> None:
+    """Print that the name is probably a typing error."""
+    session.print_message(f"Nothing is stored about {gate}: it has no jobs, no rules and no pause.")
 
 
 def report_pause(session: Session, subject: str, data: dict[str, str], changed: bool) -> None:

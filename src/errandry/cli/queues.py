@@ -81,13 +81,14 @@ async def pause(session: Session, jobs: "Errandry", by: str | None, **chosen: tu
 @click.option("--group", "groups", multiple=True, help="Resume only this group of the queue; may be repeated")
 @click.option("--task", "tasks", multiple=True, help="Resume a task; may be repeated")
 @app_command
-async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> None:
+async def resume(session: Session, jobs: "Errandry", **chosen: tuple[str, ...]) -> int:
     """Resume paused queues, groups or tasks.
 
-    This also opens a group or task that a handler has closed by a retry that pauses its group.
+    This also opens a group or task that a handler has closed by a retry that pauses its group. The exit code
+    is 1 if the store knows nothing of a name.
     """
-    for gate in _gates(jobs, **chosen):
-        await pausing.resume(session, gate)
+    known = [await pausing.resume(session, jobs, gate) for gate in _gates(jobs, **chosen)]
+    return 0 if all(known) else 1
 
 
 def _gates(

@@ -12,7 +12,16 @@ from msgspec import to_builtins
 from errandry.cli import table
 from errandry.cli.command import CliCommand
 from errandry.cli.param_types import WholeNumber
-from errandry.cli.pausing import as_data, closed_text, operator, since_text, time_and_operator
+from errandry.cli.pausing import (
+    as_data,
+    closed_text,
+    has_jobs,
+    is_stored,
+    operator,
+    report_unknown,
+    since_text,
+    time_and_operator,
+)
 from errandry.cli.session import Session, app_command
 from errandry.cli.table import Cell, Column, TableRow
 from errandry.core.gate import RULE_FIELDS, GateKind
@@ -185,12 +194,13 @@ async def reset(
     group: str | None,
     declared: bool,
     by: str | None,
-) -> None:
+) -> int:
     """Return rules to what the code declares.
 
     This drops the values that operators have set: of the named rules, such as limit or max-size, or of all. A
     rule that the code does not declare is removed. With --declared, what code has declared is dropped too,
-    until a program that declares it starts again.
+    until a program that declares it starts again. A pause stays. The exit code is 1 if the store knows
+    nothing of the name.
 
     \b
     errandry queues reset mail
@@ -208,8 +218,16 @@ async def reset(
     else:
         raise click.UsageError("Give a queue, or --task.")
     names = [_field_name(gate.kind, field) for field in fields]
+    infos = await jobs.rules()
     rule = await gate.reset_rules(*names, declared=declared, by=operator(by))
-    _report(session, gate, rule)
+    is_known = is_stored(gate, infos) or await has_jobs(jobs, gate)
+    if is_known or session.json:
+        key = gate.kind, gate.name, gate.group_key
+        is_paused = any(info.paused for info in infos if (info.kind, info.name, info.group) == key)
+        _report(session, gate, rule, "; it stays paused" if is_paused else "")
+    if not is_known:
+        report_unknown(session, gate)
+    return 0 if is_known else 1
 
 
 @click.command("rules", cls=CliCommand)
@@ -276,11 +294,11 @@ async def _put_rule(session: Session, gate: "GateHandle", by: str | None, **chan
     _report(session, gate, await gate.set_rules(by=operator(by), **changes))
 
 
-def _report(session: Session, gate: "GateHandle", rule: Rule) -> None:
+def _report(session: Session, gate: "GateHandle", rule: Rule, pause: str = "") -> None:
     if session.json:
         session.print_json({**as_data(gate), "rule": to_builtins(rule)})
     else:
-        session.print_message(f"The {gate}: {describe_rule(rule) or 'no rules'}.")
+        session.print_message(f"The {gate}: {describe_rule(rule) or 'no rules'}{pause}.")
 
 
 def _gate_and_value(
