@@ -143,6 +143,9 @@ def test_a_variable_with_a_wrong_url_is_named(
     monkeypatch.setenv("ERRANDRY_URL", "mysql://me:secret@host/jobs")
     assert "ERRANDRY_URL=mysql://me@host/jobs in the environment: unknown scheme" in cli("jobs", "ls").err
 
+    in_app = cli("enqueue", "--app", "shop", "send").err
+    assert in_app.startswith("Error: ERRANDRY_URL=mysql://me@host/jobs in the environment: unknown scheme")
+
     monkeypatch.delenv("ERRANDRY_URL")
     (folder / "pyproject.toml").write_text('[tool.errandry]\nurl = "sqlite:///x.db?foo=1"\n')
     written = f"tool.errandry.url = sqlite:///x.db?foo=1 in {folder}/pyproject.toml: has an unknown option"

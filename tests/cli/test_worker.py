@@ -46,6 +46,15 @@ def test_a_store_given_by_a_flag_is_used_by_apps_that_name_none(folder: Path) ->
     assert not (folder / "errandry.db").exists()
 
 
+@SLOW
+def test_a_flag_overrides_the_store_in_the_environment(folder: Path) -> None:
+    env = {"ERRANDRY_URL": "sqlite:///other.db"}
+
+    assert run_process("worker", "shop:jobs", "--burst", "--url", "sqlite:///elsewhere.db", env=env).code == 0
+
+    assert ((folder / "elsewhere.db").exists(), (folder / "other.db").exists()) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -118,6 +127,12 @@ def test_a_flag_does_not_replace_the_store_that_an_app_names(cli: Cli, folder: P
 
     assert done.code == 2
     assert "broken:jobs has its own store, memory:" in done.err
+
+
+def test_an_invalid_url_is_reported_as_the_option(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ERRANDRY_URL", "memory:")  # so that it is restored after the test
+
+    assert cli("worker", "shop:jobs", "--url", "foo:").err.startswith("Error: --url foo:: unknown scheme")
 
 
 def test_a_failed_import_names_the_file_and_line(cli: Cli, folder: Path) -> None:

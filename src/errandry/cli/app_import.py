@@ -10,6 +10,8 @@ from types import ModuleType
 import click
 
 from errandry.api.app import Errandry
+from errandry.errors import InvalidValue
+from errandry.store.url import without_password
 
 
 def import_app(name: str) -> Errandry:
@@ -43,6 +45,10 @@ def _import_module(name: str, module: str) -> ModuleType:
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             problem = f"there is no module {error.name} in {folder} or on Python's path"
             raise click.UsageError(f"app {name}: {problem}{_module_hint(name, module)}") from None
+        raise click.UsageError(_import_error(name, error)) from error
+    except InvalidValue as error:
+        if error.name == "url" and error.value == without_password(os.environ.get("ERRANDRY_URL", "")):
+            raise  # the app names no store: this URL is from an option or the environment
         raise click.UsageError(_import_error(name, error)) from error
     except (Exception, SystemExit) as error:
         raise click.UsageError(_import_error(name, error)) from error

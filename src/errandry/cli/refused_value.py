@@ -74,9 +74,9 @@ def _matches(option: click.Option, name: str) -> bool:
 def _written(ctx: click.Context, option: click.Option, error: InvalidValue) -> str | None:
     """The value as the user wrote it; None if the error is about another value."""
     if option.name == "url":
-        session, url = ctx.ensure_object(Session), str(error.value)
-        urls = [without_password(url) for url in (session.url, session.configured_url) if url is not None]
-        return url if url in urls else None
+        session, refused = ctx.ensure_object(Session), str(error.value)
+        urls = session.url, session.configured_url
+        return refused if refused in [without_password(url) for url in urls if url] else None
     value = error.value if option.multiple else ctx.params.get(option.name or "")
     return ",".join(map(_text, value)) if isinstance(value, tuple) else _text(value)
 

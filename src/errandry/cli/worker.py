@@ -156,7 +156,7 @@ def _load_app(session: Session) -> "Errandry":
     """Import the app. A store given by --url is set in the environment, so that child processes use it."""
     url, session.url = session.url, None
     if url is not None:
-        os.environ["ERRANDRY_URL"] = url
+        session.configured_url = url  # which `load_app` sets in the environment
     jobs = session.load_app()
     if url is not None and jobs.url != url:
         why = f"{session.app} has its own store, {store_name(jobs)}: leave out --url, or the URL in the app"
