@@ -112,13 +112,16 @@ async def test_pauses_and_limits_hold_for_a_claimer(jobs: Errandry) -> None:
 
 
 async def test_a_claimer_takes_one_suspect_at_a_time(jobs: Errandry, clock: FakeClock) -> None:
-    """A job that was running when its worker died may do it again; the others should not die with it."""
+    """A job that was running when its worker died may do it again; the others should not die with it.
+
+    Without upkeep of its own, which would lock the jobs while the first claim looks for them.
+    """
     for _ in range(2):
         await jobs.enqueue("send")
     await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=2, lease=LEASE))
     clock.advance(LEASE)
 
-    async with jobs.claimer() as claimer:
+    async with jobs.claimer(upkeep=False) as claimer:
         [first] = await claimer.claim(limit=10)
         assert await claimer.claim(limit=10) == []
         await first.complete()
@@ -135,7 +138,7 @@ async def test_claims_of_one_claimer_at_the_same_time_take_one_suspect(
     await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=3, lease=LEASE))
     clock.advance(LEASE)
 
-    async with jobs.claimer() as claimer:
+    async with jobs.claimer(upkeep=False) as claimer:
         claims = await asyncio.gather(*[claimer.claim() for _ in range(3)])
 
     assert sorted(map(len, claims)) == [0, 0, 1]
