@@ -67,6 +67,7 @@ LINKS = {
     "BatchOptions": "../options.md#of-tasks-only",
     "JobOptions": "../options.md#of-tasks-and-jobs",
     "UseOptions": "../options.md#of-jobs-only",
+    "EnqueueOptions": "../options.md#of-jobs-only",
     "WorkerOptions": "../options.md#of-workers",
     "Backoff": "../options.md#backoff",
     "Keep": "../options.md#keep",

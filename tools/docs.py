@@ -18,6 +18,7 @@ from errandry.api.options import (
     DefaultOptions,
     Duration,
     EditOptions,
+    EnqueueOptions,
     JobOptions,
     KeepOption,
     Moment,
@@ -95,7 +96,8 @@ such as `"90s"`, `"5 minutes"`, `"1h30m"`. A moment is an aware `datetime`, a te
 
 ## Of tasks and jobs
 
-In `@jobs.task(…)`, for every job of the task, and in `task.using(…)`, for the jobs enqueued through it.
+In `@jobs.task(…)`, for every job of the task; in `task.using(…)`, for the jobs enqueued through it; and in
+`jobs.enqueue(name, …)`, for that job.
 
 {_options(JobOptions, _defaults(NewJob) | {"backoff": "`Backoff()`", "keep": "`Keep()`"})}
 
@@ -113,6 +115,10 @@ The options of a task replace these defaults, and the options of `using` replace
 ## Of jobs only
 
 {_options(UseOptions, _defaults(NewJob) | {"id": "a new UUIDv7"}, without=JobOptions)}
+
+In `jobs.enqueue(name, …)` only:
+
+{_options(EnqueueOptions, rules, without=UseOptions)}
 
 ## Backoff
 

@@ -160,15 +160,18 @@ if TYPE_CHECKING:
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
-    from errandry.api.options import Duration, EditOptions, Moment, UseOptions
+    from errandry.api.options import Duration, EditOptions, EnqueueOptions, Moment, UseOptions
     from errandry.api.queue import Queue
     from errandry.api.schedule import Schedule
+    from errandry.api.run_options import RunWorkerOptions
+    from errandry.api.schedule_options import TimingChanges, TimingOptions
     from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
     from errandry.api.steps import Step
     from errandry.api.task import Call, Task
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
+    from errandry.core.event import EventKind, EventName
     from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule

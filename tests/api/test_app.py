@@ -219,7 +219,7 @@ async def test_a_task_declared_elsewhere_can_be_enqueued_by_its_name(jobs: Erran
 
 async def test_options_of_a_task_declared_elsewhere_are_checked(jobs: Errandry) -> None:
     with pytest.raises(InvalidValue, match="did you mean queue"):
-        await jobs.enqueue("bill", {"order": 7}, queu="money")
+        await jobs.enqueue("bill", {"order": 7}, queu="money")  # type: ignore[call-arg]
 
 
 async def test_a_closed_app_refuses_jobs_and_can_be_opened_again() -> None:

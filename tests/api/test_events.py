@@ -196,7 +196,7 @@ async def test_filters_select_events(app: Errandry) -> None:
 
 async def test_an_unknown_kind_is_refused(app: Errandry) -> None:
     with pytest.raises(InvalidValue, match=r"kind='complete': unknown kind of event; did you mean completed"):
-        await anext(app.events(kind="complete"))
+        await anext(app.events(kind="complete"))  # type: ignore[arg-type]
 
 
 async def test_a_stopped_reader_gets_all_earlier_events_first(app: Errandry) -> None:
@@ -313,4 +313,4 @@ async def test_an_observer_that_raises_or_hangs_affects_no_other(
 
 def test_an_observer_of_an_unknown_kind_is_refused(app: Errandry) -> None:
     with pytest.raises(InvalidValue, match="did you mean failed"):
-        app.on("fail")
+        app.on("fail")  # type: ignore[arg-type]

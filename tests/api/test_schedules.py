@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_type_hints
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from errandry import Errandry, JobContext, ScheduleOptions, State, Task
 from errandry.api import schedules
 from errandry.api.gate_info import PauseInfo
+from errandry.api.schedule_options import TimingChanges, TimingOptions
 from errandry.codec.json_codec import DocumentInfo
 from errandry.core import cron
 from errandry.core.duration import as_datetime
@@ -492,3 +493,23 @@ async def test_why_names_the_schedule(jobs: Errandry) -> None:
     answer = await jobs.why(str(put.next_job))
 
     assert "it is the next tick of schedule nightly" in str(answer)
+
+
+class TestTimingOptions:
+    async def test_an_unknown_name_is_refused_with_a_hint(self, jobs: Errandry) -> None:
+        @jobs.task
+        async def report() -> None: ...
+
+        await jobs.schedules.put("nightly", report, "@daily")
+        wrong: dict[str, Any] = {"overlp": "skip"}
+
+        with pytest.raises(InvalidValue, match="overlp='skip': unknown option; did you mean overlap"):
+            jobs.schedule("hourly", report, "@hourly", **wrong)
+        with pytest.raises(InvalidValue, match="overlp='skip': unknown option; did you mean overlap"):
+            await jobs.schedules.put("nightly", report, "@daily", **wrong)
+        with pytest.raises(InvalidValue, match="overlp='skip': unknown option; did you mean overlap"):
+            await jobs.schedules.edit("nightly", **wrong)
+
+    def test_type_checkers_know_all_fields_of_schedule_options(self) -> None:
+        assert get_type_hints(TimingChanges) == get_type_hints(ScheduleOptions)
+        assert TimingChanges.__annotations__.keys() - TimingOptions.__annotations__.keys() == {"when"}

@@ -1,8 +1,10 @@
 """The events of each move."""
 
+from typing import get_args
+
 import pytest
 
-from errandry.core.event import KINDS_OF_MOVE, EventKind, EventRecord, EventRun, expand
+from errandry.core.event import KINDS_OF_MOVE, EventKind, EventName, EventRecord, EventRun, expand
 from errandry.core.state import TABLE, Move, State
 
 REPORTS = {
@@ -76,3 +78,7 @@ def test_an_event_run_expands_job_by_job() -> None:
         EventRecord(EventKind.STARTED, "b", "q", "t", 1),
         EventRecord(EventKind.DRAINED, "", "q", ""),
     )
+
+
+def test_type_checkers_know_every_kind() -> None:
+    assert get_args(EventName) == tuple(EventKind)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from errandry import Errandry
 from tests.faults.process import ROOT, Process, wait_until
@@ -48,7 +49,7 @@ class CommandScene:
         self._commands.append(command)
         return command
 
-    async def enqueue(self, task: str, **options: object) -> str:
+    async def enqueue(self, task: str, **options: Any) -> str:
         """The id of a new job of a task that runs until `release_handlers`."""
         job = await self.app.enqueue(
             task, {"folder": str(self.folder)}, max_attempts=9, max_crashes=9, **options

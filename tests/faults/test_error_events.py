@@ -11,7 +11,7 @@ import pytest
 from errandry import Errandry, Event, Worker, WorkerOptions
 from errandry.claims import background, liveness, trouble
 from errandry.core.command import Beat, Claim, Command, ReportTrouble, Settle, Upkeep
-from errandry.core.event import EventKind
+from errandry.core.event import EventKind, EventName
 from errandry.errors import StoreRefused
 from errandry.testing import drain
 from tests.faults.process import WAIT_TIMEOUT, wait_until, wait_until_async
@@ -25,7 +25,7 @@ def _retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LOOP_RESTART_DELAY", 0.01)
 
 
-def observe(app: Errandry, *kinds: str) -> list[Event]:
+def observe(app: Errandry, *kinds: EventKind | EventName) -> list[Event]:
     """A list that gets each event with which an observer of these kinds is called."""
     seen: list[Event] = []
 

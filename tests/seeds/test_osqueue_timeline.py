@@ -37,8 +37,13 @@ class Broker:
     async def submit_job(
         self, type_: str, payload: dict[str, Any] | None = None, max_attempts: int = MAX_ATTEMPTS
     ) -> str:
-        options = {"max_attempts": max_attempts, "max_crashes": max_attempts}
-        job = await self.app.enqueue(type_, payload, keep={"completed": 0, "failed": 0}, **options)
+        job = await self.app.enqueue(
+            type_,
+            payload,
+            keep={"completed": 0, "failed": 0},
+            max_attempts=max_attempts,
+            max_crashes=max_attempts,
+        )
         return job.id
 
     async def claimer(self, worker: str, *types: str) -> Claimer:

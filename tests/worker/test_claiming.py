@@ -323,6 +323,8 @@ async def test_run_worker_runs_a_worker_with_these_options(live: Errandry) -> No
 async def test_run_worker_refuses_wrong_options(live: Errandry) -> None:
     with pytest.raises(InvalidValue, match="concurrency=0"):
         await live.run_worker(concurrency=0)
+    with pytest.raises(InvalidValue, match=r"concurency=3: unknown option; did you mean concurrency\?"):
+        await live.run_worker(concurency=3)  # type: ignore[call-arg]
 
 
 async def test_run_worker_stops_on_a_signal(live: Errandry) -> None:

@@ -1,10 +1,11 @@
 """Options of a worker."""
 
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import pytest
 
 from errandry import WorkerOptions
+from errandry.api.run_options import Names, RunWorkerOptions
 from errandry.errors import InvalidValue
 
 
@@ -60,3 +61,13 @@ def test_queues_and_tasks_are_one_name_or_a_list_of_names() -> None:
     assert (options.queues, options.tasks) == (("mail",), ("send", "receive"))
     assert WorkerOptions(queues=("mail",), tasks=()) == WorkerOptions(queues="mail", tasks=[])  # type: ignore[arg-type]
     assert WorkerOptions(queues=["a", "b"], queue_order=[1, 2]).queue_order == (1, 2)  # type: ignore[arg-type]
+
+
+def test_type_checkers_know_the_options_of_run_worker() -> None:
+    converted = {
+        "queues": Names | None,
+        "tasks": Names | None,
+        "queue_order": Literal["strict"] | tuple[float, ...] | list[float] | None,
+    }
+    assert get_type_hints(RunWorkerOptions) == get_type_hints(WorkerOptions) | converted
+    assert list(RunWorkerOptions.__annotations__) == list(WorkerOptions.__annotations__)

@@ -31,12 +31,16 @@ from errandry.api.options import (
     BatchOptions,
     DefaultOptions,
     Duration,
+    EnqueueOptions,
     TaskOptions,
     UseOptions,
+    check_names,
     read_defaults,
 )
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
 from errandry.api.queue import Queue
+from errandry.api.run_options import RunWorkerOptions
+from errandry.api.schedule_options import TimingOptions
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncErrandry
@@ -47,7 +51,7 @@ from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import Codec, document_info
 from errandry.core.answer import Inserted, Moved
 from errandry.core.command import DEFAULT_LEASE
-from errandry.core.event import EventFilter
+from errandry.core.event import EventFilter, EventKind, EventName
 from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
@@ -226,7 +230,9 @@ class Errandry(Client):
 
         return declare if function is None else declare(function)
 
-    def schedule(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+    def schedule(
+        self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Unpack[TimingOptions]
+    ) -> None:
         """Declare a schedule for a call: `jobs.schedule("nightly", report.new(), "0 3 * * *")`.
 
         Each worker writes the declared schedules to the store when it starts; `jobs.schedules.put` writes one
@@ -270,7 +276,7 @@ class Errandry(Client):
         return function
 
     def on(
-        self, *kinds: str, queue: str | Sequence[str] = (), task: str | Sequence[str] = ()
+        self, *kinds: EventKind | EventName, queue: str | Sequence[str] = (), task: str | Sequence[str] = ()
     ) -> Callable[[ObserverFunction], ObserverFunction]:
         """Call a function for events while a worker runs: `@jobs.on("failed", task="charge")`.
 
@@ -340,12 +346,12 @@ class Errandry(Client):
         return function
 
     async def enqueue(
-        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`.
 
         A task that another program declares can be enqueued too; then the worker is the first to check its
-        name and arguments. See `UseOptions` for the options.
+        name and arguments. See `UseOptions` and `EnqueueOptions` for the options.
         """
         [job] = await self._insert_jobs(
             self._apply_hooks([self._job_by_name(task, arguments or {}, options)])
@@ -429,7 +435,7 @@ class Errandry(Client):
             self, queues=queues, tasks=tasks, lease=lease, renew=renew, worker=worker, upkeep=upkeep
         )
 
-    async def run_worker(self, *, signals: bool = False, **options: Any) -> None:
+    async def run_worker(self, *, signals: bool = False, **options: Unpack[RunWorkerOptions]) -> None:
         """Run a worker in this program until it is stopped.
 
             await jobs.run_worker(concurrency=20)
@@ -438,6 +444,7 @@ class Errandry(Client):
         have finished. If it is canceled, it releases its jobs without waiting for their handlers.
         """
         worker = import_module("errandry.worker")  # by name: the worker imports the app, so it is above it
+        check_names(options, RunWorkerOptions)
         await worker.Worker(self, worker.WorkerOptions(**options)).run(signals=signals)
 
     async def __aenter__(self) -> Self:

@@ -31,7 +31,7 @@ from errandry.api.workers import Workers
 from errandry.codec.json_codec import to_json
 from errandry.core.answer import WRITTEN, Ack
 from errandry.core.duration import as_datetime, moment, seconds
-from errandry.core.event import EventFilter, EventKind, EventRecord
+from errandry.core.event import EventFilter, EventKind, EventName, EventRecord
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.query import parse, quote
@@ -200,7 +200,7 @@ class Client(Operations):
         self,
         after: str | None = None,
         *,
-        kind: str | Sequence[str] = (),
+        kind: EventKind | EventName | Sequence[EventKind | EventName] = (),
         queue: str | Sequence[str] = (),
         task: str | Sequence[str] = (),
         job: str | Sequence[str] = (),

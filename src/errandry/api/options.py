@@ -90,6 +90,15 @@ class UseOptions(JobOptions, total=False):
     metadata: Mapping[str, Any] | None
 
 
+class EnqueueOptions(UseOptions, total=False):
+    """Options of a job for `jobs.enqueue(name, …)`, in addition to `UseOptions`.
+
+    version  the version of its arguments, for a task that only another program declares
+    """
+
+    version: int
+
+
 class TaskOptions(JobOptions, total=False):
     """Options of a task, for `@jobs.task(…)`, in addition to `JobOptions`.
 
@@ -183,7 +192,7 @@ def read_defaults(options: DefaultOptions | None) -> dict[str, Any]:
 
 
 def check_names(options: Mapping[str, Any], kind: type) -> None:
-    """Raise InvalidValue if a name is not an option of `kind`."""
+    """Raise InvalidValue if a name is not an option of `kind`, a TypedDict or a struct."""
     names = tuple(kind.__annotations__)
     for name, value in options.items():
         if name not in names:

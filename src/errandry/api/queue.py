@@ -6,10 +6,10 @@ be started again and continue with the jobs that are left.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from errandry.api.gates import GateHandle
-from errandry.api.options import Duration, check_choice, read_delay
+from errandry.api.options import Duration, Moment, check_choice, read_delay
 from errandry.core.answer import Moved
 from errandry.core.duration import format_time
 from errandry.core.gate import GateKind, ResetRule, Resume
@@ -61,10 +61,25 @@ class Queue(GateHandle):
         query = clean_query(self, states, older, await self._client.now())
         return await self._client.remove(query=query, dry_run=dry_run)
 
-    async def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
-        """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
-        failed = self.query(State.FAILED, more=query)
-        return await self._client.rerun(query=failed, dry_run=dry_run, **options)
+    async def rerun(
+        self,
+        query: str = "",
+        *,
+        reset_attempts: bool = False,
+        from_start: bool = False,
+        delay: Duration | None = None,
+        run_at: Moment | None = None,
+        dry_run: bool = False,
+    ) -> Moved:
+        """Run all failed jobs again, or those that match `query`; the options are those of `jobs.rerun`."""
+        return await self._client.rerun(
+            query=self.query(State.FAILED, more=query),
+            reset_attempts=reset_attempts,
+            from_start=from_start,
+            delay=delay,
+            run_at=run_at,
+            dry_run=dry_run,
+        )
 
     async def promote(self, query: str = "", *, dry_run: bool = False) -> Moved:
         """Run all scheduled jobs now, or those that match `query`."""

@@ -1,7 +1,7 @@
 """`ScheduleOptions`: when a schedule ticks, and how overlapping and missed ticks are handled."""
 
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from msgspec import Struct
 
@@ -57,6 +57,24 @@ class ScheduleOptions(Struct, frozen=True):
             overlap=Overlap(check_word("overlap", self.overlap, tuple(Overlap))),
             catch_up=CatchUp(check_word("catch_up", self.catch_up, tuple(CatchUp))),
         )
+
+
+class TimingOptions(TypedDict, total=False):
+    """The fields of `ScheduleOptions` but `when`, for `jobs.schedule` and `jobs.schedules.put`."""
+
+    timezone: str
+    start: float | datetime | str | None
+    end: float | datetime | str | None
+    limit: int | None
+    jitter: float | timedelta | str
+    overlap: Literal["allow", "skip", "queue"]
+    catch_up: Literal["skip", "one", "all"]
+
+
+class TimingChanges(TimingOptions, total=False):
+    """The fields of `ScheduleOptions`, for `jobs.schedules.edit`."""
+
+    when: str | timedelta
 
 
 def timing_of_plan(plan: SchedulePlan) -> dict[str, Any]:

@@ -5,15 +5,21 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from errandry.api.job import Job
-from errandry.api.options import Moment, job_fields
+from errandry.api.options import Moment, check_names, job_fields
 from errandry.api.schedule import Schedule, arguments_document, schedule_of_record
-from errandry.api.schedule_options import ScheduleOptions, read_schedule, timing_of_plan
+from errandry.api.schedule_options import (
+    ScheduleOptions,
+    TimingChanges,
+    TimingOptions,
+    read_schedule,
+    timing_of_plan,
+)
 from errandry.api.task import Call, Task
 from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import DocumentInfo, from_json, to_json
@@ -77,7 +83,9 @@ class Schedules:
         self._app = app
         self._declared: dict[str, _Declared] = {}
 
-    def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+    def declare(
+        self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Unpack[TimingOptions]
+    ) -> None:
         """Declare a schedule; workers that start, and `jobs.put_declared`, write it to the store.
 
         `timing` takes the fields of `ScheduleOptions`. A wrong declaration raises InvalidValue here, and so
@@ -113,7 +121,13 @@ class Schedules:
         return tuple(self._declared)
 
     async def put(
-        self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
+        self,
+        name: str,
+        call: Schedulable,
+        when: ScheduleTiming,
+        *,
+        by: str = "",
+        **timing: Unpack[TimingOptions],
     ) -> Schedule:
         """Create or replace a schedule: `put("nightly", report.new(of="all"), "0 3 * * *", overlap="skip")`.
 
@@ -132,7 +146,7 @@ class Schedules:
         arguments: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         by: str = "",
-        **timing: Any,
+        **timing: Unpack[TimingChanges],
     ) -> Schedule:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays.
 
@@ -140,11 +154,13 @@ class Schedules:
         `ScheduleOptions`. Edits at the same time all take effect: each is made to the plan that the one
         before has left. Raises ScheduleChanged if the plan changes again and again in the meantime.
         """
+        check_names(timing, TimingChanges)
         fields = job_fields(options or {})
         for tries_left in reversed(range(EDIT_TRIES)):
             before = (await self._app.client.schedule(name)).plan
             job = self._edited_job(name, replace(before.job, **fields), arguments)
-            plan = ScheduleOptions(**(timing_of_plan(before) | timing)).plan(job)
+            new_timing: dict[str, Any] = {**timing_of_plan(before), **timing}
+            plan = ScheduleOptions(**new_timing).plan(job)
             try:
                 await self._app.engine.submit(PutSchedule(name, plan, by, edited=before))
                 break
@@ -310,4 +326,5 @@ def _read_timing(when: ScheduleTiming, timing: Mapping[str, Any]) -> ScheduleOpt
     options = read_schedule("when", when)
     if options is None:
         raise InvalidValue("when", when, 'say when: cron ("0 3 * * *"), or "every 5 minutes"')
+    check_names(timing, TimingOptions)
     return replace(options, **timing) if timing else options

@@ -39,15 +39,18 @@ if TYPE_CHECKING:
     from errandry.api.gate_info import GateInfo, GroupInfo, PauseInfo, QueueInfo
     from errandry.api.gates import GateHandle, RuleOptions
     from errandry.api.job import Job
-    from errandry.api.options import Duration, EditOptions, Moment, UseOptions
+    from errandry.api.options import Duration, EditOptions, EnqueueOptions, Moment, UseOptions
     from errandry.api.queue import Queue
+    from errandry.api.run_options import RunWorkerOptions
     from errandry.api.schedule import Schedule
+    from errandry.api.schedule_options import TimingChanges, TimingOptions
     from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
     from errandry.api.steps import Step
     from errandry.api.task import Call, Task
     from errandry.api.transaction import SyncBoundApp
     from errandry.api.workers import WorkerInfo, Workers
     from errandry.core.answer import Moved
+    from errandry.core.event import EventKind, EventName
     from errandry.core.gate import GateKind
     from errandry.core.job import JobRecord
     from errandry.core.rule import Rule
@@ -174,9 +177,27 @@ class SyncQueue(SyncGateHandle):
         """Delete jobs that finished longer ago than `older`, in all final states or in the given states."""
         return self._wait(self._mirrored.clean(*states, older=older, dry_run=dry_run))
 
-    def rerun(self, query: str = "", *, dry_run: bool = False, **options: Any) -> Moved:
-        """Run all failed jobs again, or those that match `query`; `options` are those of `jobs.rerun`."""
-        return self._wait(self._mirrored.rerun(query, dry_run=dry_run, **options))
+    def rerun(
+        self,
+        query: str = "",
+        *,
+        reset_attempts: bool = False,
+        from_start: bool = False,
+        delay: Duration | None = None,
+        run_at: Moment | None = None,
+        dry_run: bool = False,
+    ) -> Moved:
+        """Run all failed jobs again, or those that match `query`; the options are those of `jobs.rerun`."""
+        return self._wait(
+            self._mirrored.rerun(
+                query,
+                reset_attempts=reset_attempts,
+                from_start=from_start,
+                delay=delay,
+                run_at=run_at,
+                dry_run=dry_run,
+            )
+        )
 
     def promote(self, query: str = "", *, dry_run: bool = False) -> Moved:
         """Run all scheduled jobs now, or those that match `query`."""
@@ -205,7 +226,9 @@ class SyncSchedules(Blocking):
     def __init__(self, mirrored: Schedules) -> None:
         self._mirrored, self._client = mirrored, mirrored._app.client
 
-    def declare(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+    def declare(
+        self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Unpack[TimingOptions]
+    ) -> None:
         """Declare a schedule; workers that start, and `jobs.put_declared`, write it to the store."""
         self._mirrored.declare(name, call, when, **timing)
 
@@ -215,7 +238,13 @@ class SyncSchedules(Blocking):
         return self._mirrored.declared
 
     def put(
-        self, name: str, call: Schedulable, when: ScheduleTiming, *, by: str = "", **timing: Any
+        self,
+        name: str,
+        call: Schedulable,
+        when: ScheduleTiming,
+        *,
+        by: str = "",
+        **timing: Unpack[TimingOptions],
     ) -> Schedule:
         """Create or replace a schedule: `put("nightly", report.new(of="all"), "0 3 * * *", overlap="skip")`."""
         return self._wait(self._mirrored.put(name, call, when, by=by, **timing))
@@ -227,7 +256,7 @@ class SyncSchedules(Blocking):
         arguments: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         by: str = "",
-        **timing: Any,
+        **timing: Unpack[TimingChanges],
     ) -> Schedule:
         """Change the given parts of a schedule, for all ticks from now on; the rest stays."""
         return self._wait(self._mirrored.edit(name, arguments=arguments, options=options, by=by, **timing))
@@ -671,7 +700,7 @@ class SyncErrandry(Blocking):
         self,
         after: str | None = None,
         *,
-        kind: str | Sequence[str] = (),
+        kind: EventKind | EventName | Sequence[EventKind | EventName] = (),
         queue: str | Sequence[str] = (),
         task: str | Sequence[str] = (),
         job: str | Sequence[str] = (),
@@ -679,7 +708,9 @@ class SyncErrandry(Blocking):
         """Yield events as they happen, from the cursor `after` or from now on, filtered by the other options."""
         yield from self._iterate(self._mirrored.events(after, kind=kind, queue=queue, task=task, job=job))
 
-    def schedule(self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Any) -> None:
+    def schedule(
+        self, name: str, call: Schedulable, when: ScheduleTiming, **timing: Unpack[TimingOptions]
+    ) -> None:
         """Declare a schedule for a call: `jobs.schedule("nightly", report.new(), "0 3 * * *")`."""
         self._mirrored.schedule(name, call, when, **timing)
 
@@ -695,7 +726,9 @@ class SyncErrandry(Blocking):
         """Delete finished jobs by id or query; without both, those whose `keep` time is over."""
         return self._wait(self._mirrored.prune(*ids, query=query, dry_run=dry_run))
 
-    def enqueue(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> SyncJob[Any]:
+    def enqueue(
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
+    ) -> SyncJob[Any]:
         """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`."""
         new_job = self._mirrored._job_by_name(task, arguments or {}, options)
         [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
@@ -745,7 +778,7 @@ class SyncErrandry(Blocking):
             )
         )
 
-    def run_worker(self, *, signals: bool = False, **options: Any) -> None:
+    def run_worker(self, *, signals: bool = False, **options: Unpack[RunWorkerOptions]) -> None:
         """Run a worker in this program until it is stopped."""
         event_loop.run(self._mirrored.run_worker(signals=signals, **options))
 

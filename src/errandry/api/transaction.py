@@ -1,10 +1,11 @@
 """Enqueue over the caller's own connection: the jobs exist once it commits, and never after a rollback."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, overload
 
 from errandry.api.flow import Flow, Parallel
 from errandry.api.job import Job
+from errandry.api.options import EnqueueOptions
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncJob
 from errandry.api.task import Call
@@ -75,7 +76,7 @@ class BoundApp:
         raise InvalidValue("task", name, why)
 
     async def enqueue(
-        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Enqueue a task by its name."""
         new_job = self._app._job_by_name(task, arguments or {}, options)
@@ -134,7 +135,9 @@ class SyncBoundApp:
     def __init__(self, bound: BoundApp) -> None:
         self._bound, self._app = bound, bound._app
 
-    def enqueue(self, task: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> SyncJob[Any]:
+    def enqueue(
+        self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
+    ) -> SyncJob[Any]:
         """Enqueue a task by its name."""
         new_job = self._app._job_by_name(task, arguments or {}, options)
         [job] = self._bound._insert_jobs_sync(self._app._apply_hooks([new_job]))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -63,6 +64,33 @@ class EventKind(StrEnum):
     SCHEDULE_CHANGED = "schedule_changed"
     ERROR = "error"
     EVENTS_MISSED = "events_missed"
+
+
+EventName = Literal[
+    "blocked",
+    "scheduled",
+    "waiting",
+    "claimed",
+    "started",
+    "progress",
+    "log",
+    "completed",
+    "failed",
+    "canceled",
+    "retrying",
+    "stalled",
+    "edited",
+    "removed",
+    "drained",
+    "paused",
+    "resumed",
+    "rule_changed",
+    "tick_missed",
+    "schedule_changed",
+    "error",
+    "events_missed",
+]
+"""An event kind as text."""
 
 
 class EventRecord(Struct, frozen=True, gc=False):

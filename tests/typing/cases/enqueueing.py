@@ -38,6 +38,7 @@ async def right() -> None:
     assert_type(plain.using(queue="a").sync.bind(object()).enqueue(to="ada"), SyncJob[str])
     await jobs.bind(object()).enqueue_many([plain.new("ada"), without_anything.new()])
     await jobs.enqueue_many([plain.new("ada"), without_anything.new()])
+    await jobs.enqueue("send", {"to": "ada"}, queue="mail", delay="5 minutes", version=2)
     await loose.enqueue(value=1, rest={})
     assert_type(await jobs.enqueue_flow(flow(optioned.new("ada"), plain.new("ada"))), Job[int])
     assert_type(await jobs.enqueue_flow(parallel(plain.new("ada"), plain.new("bob"))), list[Job[str]])
@@ -61,6 +62,10 @@ async def wrong() -> None:
     plain.sync.enqueue()  # E: Missing positional argument "to" in call to "enqueue" of "SyncTask"
     plain.new(5)  # E: Argument 1 to "new" of "Task" has incompatible type "int"; expected "str"
     plain.new(adress="ada")  # E: Unexpected keyword argument "adress" for "new" of "Task"
+    await jobs.enqueue("send", {}, queu="mail")  # E: Unexpected keyword argument "queu" for "enqueue"
+    jobs.sync.enqueue("send", queu="mail")  # E: Unexpected keyword argument "queu" for "enqueue"
+    await jobs.bind(object()).enqueue("send", prioritee=1)  # E: Unexpected keyword argument "prioritee" for
+    await jobs.enqueue("send", queue=5)  # E: Argument "queue" to "enqueue" of "Errandry" has incompatible
     await jobs.enqueue_many([plain])  # E: List item 0 has incompatible type "Task[[str, int], str]"
 
 
