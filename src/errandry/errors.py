@@ -69,14 +69,14 @@ class TooLarge(InvalidValue):
 
 
 class InvalidArguments(InvalidValue, TypeError):
-    """The task does not take these arguments; `why` has the path to the wrong one. Nothing was enqueued."""
+    """The task does not take these arguments; `why` names the wrong one. Nothing was enqueued."""
 
     def __init__(self, task: str, why: str) -> None:
         ErrandryError.__init__(self, task, why)
         self.name, self.value, self.task, self.why = "arguments", task, task, why
 
     def __str__(self) -> str:
-        return f"task {self.task} does not take these arguments: {self.why}"
+        return f"task {self.task}: {self.why}"
 
 
 class QueryError(ErrandryError, ValueError):
@@ -372,7 +372,11 @@ _LOSS_CAUSES = {
 }
 
 
-def short_repr(value: Any, bound: int = 60) -> str:
+SHORT_REPR_MAX = 60
+"""Maximum number of characters of a value in a message."""
+
+
+def short_repr(value: Any, bound: int = SHORT_REPR_MAX) -> str:
     """`value` for a message: its repr, shortened to about `bound` characters."""
     if isinstance(value, int) and value.bit_length() > 4_096:
         return f"a whole number of {value.bit_length():,} bits"

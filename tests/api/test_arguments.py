@@ -117,9 +117,9 @@ async def test_unreadable_annotations_are_refused_at_enqueue(jobs: Errandry) -> 
     @jobs.task
     async def g(at: Customer | Order | threading.Thread | Errandry) -> None: ...
 
-    with pytest.raises(InvalidArguments, match=r"task f .* name 'Nowhere' is not defined"):
+    with pytest.raises(InvalidArguments, match=r"task f: .* name 'Nowhere' is not defined"):
         await f.enqueue(1)
-    with pytest.raises(InvalidArguments, match=r"task g .* annotations cannot be checked"):
+    with pytest.raises(InvalidArguments, match=r"task g: .* annotations cannot be checked"):
         await g.enqueue(at=ORDER)
     assert await is_empty(jobs)
 
@@ -127,23 +127,23 @@ async def test_unreadable_annotations_are_refused_at_enqueue(jobs: Errandry) -> 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({}, "missing required field `order`"),
-        ({"order": ORDER, "nope": 1}, "unknown field `nope`"),
-        ({"order": 5}, r"Expected `object`, got `int` - at `\$.order`"),
-        ({"order": {"id": 5}}, r"Expected `uuid`, got `int` - at `\$.order.id`"),
+        ({}, "argument 'order' is missing; it takes order: Order, codes: "),
+        ({"order": ORDER, "nope": 1}, "there is no argument 'nope': it takes order: Order"),
+        ({"order": 5}, "argument order=5: must be Order, not int"),
+        ({"order": {"id": 5}}, r"argument order\.id=5: must be UUID, not int"),
         (
             {"order": ORDER, "codes": [1, "2"]},
-            r"Expected `int`, got `str` - at `\$.codes\[1\]`",
+            r"argument codes\[1\]='2': must be int, not str",
         ),
-        ({"order": ORDER, "count": 0}, r"Expected `int` >= 1 - at `\$.count`"),
-        ({"order": ORDER, "mode": "slow"}, r"Invalid enum value 'slow' - at `\$.mode`"),
+        ({"order": ORDER, "count": 0}, "argument count=0: must be int >= 1"),
+        ({"order": ORDER, "mode": "slow"}, "argument mode='slow': must be 'fast'"),
         (
             {"order": ORDER, "customer": {"name": " ", "since": NOON}},
-            r"(?s)a customer has a name.*at `\$.customer`",
+            r"argument customer\.name=' ': a customer has a name",
         ),
-        ({"order": ORDER, "customer": {"name": "Ada"}}, r"(?s)since.*Field required.*at `\$.customer`"),
-        ({"order": object()}, r"cannot be written as JSON: .* - at `\$.order`"),
-        ({"order": ORDER, "codes": [threading.Lock()]}, r"cannot be written as JSON: .* - at `\$.codes`"),
+        ({"order": ORDER, "customer": {"name": "Ada"}}, "argument customer: 'since' is missing"),
+        ({"order": object()}, "argument order: cannot be written as JSON: "),
+        ({"order": ORDER, "codes": [threading.Lock()]}, "argument codes: cannot be written as JSON: "),
     ],
     ids=lambda case: case if isinstance(case, str) else "",
 )
@@ -171,9 +171,9 @@ async def test_too_many_arguments_and_duplicates_are_refused(jobs: Errandry) -> 
     @jobs.task
     async def send(ctx: JobContext, to: str, *, copies: int = 1) -> None: ...
 
-    with pytest.raises(InvalidArguments, match="2 are given by position, it takes 1"):
+    with pytest.raises(InvalidArguments, match="2 arguments are given by position, it takes 1: to"):
         await send.enqueue("ada", 5)  # type: ignore[call-arg]
-    with pytest.raises(InvalidArguments, match="to is given twice"):
+    with pytest.raises(InvalidArguments, match="argument 'to' is given twice"):
         await send.enqueue("ada", to="grace")  # type: ignore[misc]
     assert await is_empty(jobs)
 
@@ -210,7 +210,7 @@ async def test_values_that_some_store_cannot_keep_are_refused(jobs: Errandry, va
     with pytest.raises(InvalidArguments, match=why) as refusal:
         await take.enqueue(1, value)
 
-    assert "at `$.value`" in str(refusal.value)
+    assert "argument value: " in str(refusal.value)
     assert await is_empty(jobs)
 
 

@@ -109,9 +109,9 @@ async def test_edit_changes_arguments_and_options(
 async def test_edited_arguments_are_checked(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
 
-    with pytest.raises(InvalidArguments, match=r"Expected `str`, got `int` - at `\$.to`"):
+    with pytest.raises(InvalidArguments, match="argument to=5: must be str, not int"):
         await jobs.edit(job.id, arguments={"to": 5})
-    with pytest.raises(InvalidArguments, match="unknown field `nope`"):
+    with pytest.raises(InvalidArguments, match="no argument 'nope': it takes to: str"):
         await jobs.edit(job.id, arguments={"to": "ada", "nope": 1})
 
     assert (await job.refresh()).record.payload == '{"to":"ada"}'

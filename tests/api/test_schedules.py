@@ -331,7 +331,7 @@ class TestDeclaring:
     @pytest.mark.parametrize(
         ("declare", "why"),
         [
-            (lambda jobs: jobs.schedule("s", _send(jobs), "@daily"), "of has no default.*send.new.of=…"),
+            (lambda jobs: jobs.schedule("s", _send(jobs), "@daily"), "'of' has no default.*send.new.of=…"),
             (lambda jobs: jobs.schedule("s", "send", "@daily"), "call='send': must be a call such as"),
             (lambda jobs: jobs.schedule("s", _noop(jobs).function, "@daily"), "must be a call such as"),
             (lambda jobs: jobs.schedule("s", _noop(jobs), "* *"), "cron='"),
@@ -348,8 +348,8 @@ class TestDeclaring:
             ),
             (lambda jobs: jobs.schedule("s", _noop(jobs).using(unique=True), "@daily"), "unique="),
             (lambda jobs: jobs.schedule("s", _noop(jobs).using(delay=5), "@daily"), "delay="),
-            (lambda jobs: jobs.task(name="s", schedule="@daily")(send), "of has no default"),
-            (lambda jobs: jobs.task(name="s", schedule="@daily", batch=5)(send_all), "of has no default"),
+            (lambda jobs: jobs.task(name="s", schedule="@daily")(send), "'of' has no default"),
+            (lambda jobs: jobs.task(name="s", schedule="@daily", batch=5)(send_all), "'of' has no default"),
             (lambda jobs: jobs.task(name="s", schedule="@daily", unique=True)(noop), "unique="),
         ],
     )

@@ -26,8 +26,8 @@ def test_with_an_app_the_task_sets_the_queue(cli: Cli, shop: Shop) -> None:
     ("args", "code", "message"),
     [
         (["sned"], 1, "there is no task 'sned'; declared tasks: send, sleep"),
-        (["send", "--args", '{"to": 3}'], 2, "Expected `str`, got `int` - at `$.to`"),
-        (["send"], 2, "missing required field `to`"),
+        (["send", "--args", '{"to": 3}'], 2, "argument to=3: must be str, not int"),
+        (["send"], 2, "argument 'to' is missing; it takes to: str"),
     ],
 )
 def test_with_an_app_invalid_arguments_are_refused(

@@ -10,24 +10,33 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec.structs import asdict
 
+from errandry.api.argument_errors import ArgumentFaults, Parameter
 from errandry.api.context import JobContext
 from errandry.codec import json_codec
-from errandry.errors import InvalidArguments, InvalidValue
+from errandry.codec.redaction import REDACTED
+from errandry.errors import InvalidArguments, InvalidValue, short_repr
 
 _NOT_BY_NAME = {
     inspect.Parameter.POSITIONAL_ONLY: "is positional only",
     inspect.Parameter.VAR_POSITIONAL: "takes any number of arguments",
     inspect.Parameter.VAR_KEYWORD: "takes any keyword",
 }
+DEFAULT_TEXT_MAX = 20
+"""Maximum number of characters of a default value in a message."""
 _WRAPPER_TYPES = (Union, UnionType, Annotated)
 _LIST_TYPES = (list, Sequence, Collection, Iterable)
 
 
 class Signature:
-    """The parameters of a handler. Annotations are read on first use: their types may be declared later."""
+    """The parameters of a handler. Annotations are read on first use: their types may be declared later.
 
-    def __init__(self, task: str, function: Callable[..., Any], is_batch: bool = False) -> None:
-        self.task, self._function, self._is_batch = task, function, is_batch
+    The values of the arguments in `redact` are not in its errors.
+    """
+
+    def __init__(
+        self, task: str, function: Callable[..., Any], is_batch: bool = False, redact: tuple[str, ...] = ()
+    ) -> None:
+        self.task, self._function, self._is_batch, self._redact = task, function, is_batch, redact
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind in _NOT_BY_NAME:
@@ -44,13 +53,16 @@ class Signature:
     def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by their names."""
         if len(args) > len(self._by_position):
-            why = f"{len(args)} are given by position, it takes {len(self._by_position)}"
+            takes = (
+                f"{len(self._by_position)}: {', '.join(self._by_position)}" if self._by_position else "none"
+            )
+            why = f"{len(args)} arguments are given by position, it takes {takes}"
             raise InvalidArguments(self.task, why)
         if not args:
             return kwargs
         given = dict(zip(self._by_position, args, strict=False))
         if kwargs and (twice := given.keys() & kwargs.keys()):
-            raise InvalidArguments(self.task, f"{min(twice)} is given twice")
+            raise InvalidArguments(self.task, f"argument '{min(twice)}' is given twice")
         return given | kwargs
 
     def check_defaults(self) -> None:
@@ -68,7 +80,7 @@ class Signature:
             return
         if missing:
             call = f"{self.task}.new({', '.join(f'{name}=…' for name in missing)})"
-            why = f"{missing[0]} has no default: give it one, or schedule a call with arguments, {call}"
+            why = f"argument '{missing[0]}' has no default: give it one, or schedule {call}"
             raise InvalidArguments(self.task, why)
 
     def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
@@ -79,7 +91,8 @@ class Signature:
         try:
             text = json_codec.to_json("arguments", given)
         except InvalidValue as error:
-            raise InvalidArguments(self.task, f"{error.why}{_invalid_path(given)}") from None
+            name, why = _unwritable_argument(given) or (None, error.why)
+            raise InvalidArguments(self.task, self._faults.unwritable(name, why, given)) from None
         self._decode(self._reader_without(later) if later else self._reader, text)
         return text
 
@@ -90,10 +103,10 @@ class Signature:
     def _decode(self, reader: Callable[[str], Any], text: str) -> Any:
         try:
             return reader(text)
-        except msgspec.MsgspecError as error:
-            raise InvalidArguments(self.task, str(error)) from None
-        except Exception as error:  # raised by a check of the types themselves, such as a pydantic validator
-            raise InvalidArguments(self.task, f"{type(error).__name__}: {error}") from error
+        except Exception as error:
+            why = self._faults.unreadable(error, text)
+            cause = None if isinstance(error, msgspec.MsgspecError) else error
+            raise InvalidArguments(self.task, why) from cause
 
     def batch_arguments(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
         """The arguments of one call for many jobs: a list of the item of each."""
@@ -111,6 +124,19 @@ class Signature:
     def context_parameter(self) -> str | None:
         """The name of the parameter that takes the `JobContext`; None if there is none."""
         return next((name for name in self._parameters if _is_context(self._hints.get(name))), None)
+
+    @cached_property
+    def _faults(self) -> ArgumentFaults:
+        return ArgumentFaults(tuple([self._describe_parameter(name) for name in self._names]), self._redact)
+
+    def _describe_parameter(self, name: str) -> Parameter:
+        kind, default = self._hints.get(name, Any), self._parameters[name].default
+        if self._is_batch:
+            _, kind = self._batch_parameter
+        if default is inspect.Parameter.empty:
+            return Parameter(name, kind, None)
+        text = REDACTED if name in self._redact else short_repr(default)
+        return Parameter(name, kind, text if len(text) <= DEFAULT_TEXT_MAX else "…")
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -135,8 +161,7 @@ class Signature:
 
     def _reader_without(self, later: frozenset[str]) -> Callable[[str], Any]:
         if unknown := later.difference(self._names):
-            takes = ", ".join(self._names) or "none"
-            raise InvalidArguments(self.task, f"there is no argument {min(unknown)}: it takes {takes}")
+            raise InvalidArguments(self.task, self._faults.unknown(min(unknown)))
         all_fields = (
             [self._batch_parameter] if self._is_batch else [self._field(name) for name in self._names]
         )
@@ -226,11 +251,11 @@ def _is_exception(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def _invalid_path(given: dict[str, Any]) -> str:
-    """The path of the first argument that cannot be written as JSON, in the words of msgspec."""
+def _unwritable_argument(given: dict[str, Any]) -> tuple[str, str] | None:
+    """The first argument that cannot be written as JSON, and why; None if each of them can be."""
     for name, value in given.items():
         try:
             json_codec.to_json(name, value)
-        except InvalidValue:
-            return f" - at `$.{name}`"
-    return ""
+        except InvalidValue as error:
+            return name, error.why
+    return None

@@ -158,7 +158,7 @@ class Task(Generic[P, R_co]):
         self.app, self.function, self.run_rules = app, function, rules
         self.name: str = check.name("task", name)
         """The name that its jobs are stored under, unique in the app."""
-        self.signature = Signature(name, function, is_batch=rules.batch is not None)
+        self.signature = Signature(name, function, rules.batch is not None, rules.redact)
         self.is_async = inspect.iscoroutinefunction(function)
         self.runner = runner
         self._job_fields = _check_unique_arguments(self.signature, fields)

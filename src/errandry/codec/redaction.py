@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from errandry.codec.json_codec import Codec, document_info, from_json
 from errandry.core.command import FailOutcome, GiveUpOutcome, Outcome, RetryOutcome
 from errandry.core.job import JobRecord
+from errandry.errors import SHORT_REPR_MAX
 
 REDACTED = "•••"
 METADATA_KEY = "errandry.redact"
@@ -107,6 +108,8 @@ def _text_forms(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
         yield repr(value)[1:-1]
+        if len(value) > SHORT_REPR_MAX:
+            yield repr(value[:SHORT_REPR_MAX])[1:SHORT_REPR_MAX]  # as `short_repr` writes it
     elif isinstance(value, bool) or value is None:
         return
     elif isinstance(value, int | float):
