@@ -232,7 +232,10 @@ async def test_a_closed_app_refuses_jobs_and_can_be_opened_again() -> None:
 
     async with jobs:
         first = await send.enqueue("ada")
-    with pytest.raises(StoreClosed):
+    reopening = (
+        r"app: it was closed, .* end of its `async with` block: `await jobs\.open\(\)` or .* opens it again"
+    )
+    with pytest.raises(StoreClosed, match=reopening):
         await send.enqueue("grace")
     async with jobs:
         await drain(jobs)

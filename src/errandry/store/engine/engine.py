@@ -293,7 +293,8 @@ os.register_at_fork(after_in_child=_forget_sessions)
 
 
 def _closed_error() -> StoreClosed:
-    return StoreClosed("engine", "it was stopped")
+    closed = "it was closed, by close() or at the end of its `async with` block"
+    return StoreClosed("app", f"{closed}: `await jobs.open()` or `async with jobs` opens it again")
 
 
 def _raise_error(error: BaseException | None) -> None:
