@@ -197,7 +197,9 @@ Written by `make generate` from `errandry.core.event`. How to read them is in [t
 def error_tree() -> str:
     """The page of errors: the tree of error classes, and a table of them."""
     kinds = [
-        kind for kind in vars(errors).values() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+        kind
+        for kind in vars(errors).values()
+        if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
     ]
     rows = (
         [f"`{kind.__name__}`", _first_paragraph(kind), _parents(kind), _attributes(kind)] for kind in kinds

@@ -372,6 +372,15 @@ _LOSS_CAUSES = {
 }
 
 
+class ObjectOf(str):
+    """The name of a value's type, in place of the value, for errors: its repr is `an object of type set`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"an object of type {self}"
+
+
 SHORT_REPR_MAX = 60
 """Maximum number of characters of a value in a message."""
 

@@ -57,7 +57,7 @@ from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.rule import Rule
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, ObjectOf
 from errandry.store.contract import Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.url import DEFAULT_URL, store_at
@@ -173,7 +173,9 @@ class Errandry(Client):
         _check_types(store, clock, codec, store_limits, write_limits)
         if store is not None and (url is not None or store_limits is not None):
             raise InvalidValue(
-                "store", type(store).__name__, "is given, so a url or store_limits would have no effect"
+                "store",
+                ObjectOf(type(store).__name__),
+                "is given, so a url or store_limits would have no effect",
             )
         if store is None:
             url = (os.environ.get("ERRANDRY_URL") or DEFAULT_URL) if url is None else url

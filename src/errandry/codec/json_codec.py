@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from errandry.core import check, tick
 from errandry.core.job import JobRecord
-from errandry.errors import InvalidValue
+from errandry.errors import InvalidValue, ObjectOf
 
 
 class DocumentInfo(Struct, frozen=True, gc=False):
@@ -62,7 +62,9 @@ def to_json(name: str, value: Any) -> str:
     try:
         text = _encoder.encode(value).decode()
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidValue(name, type(value).__name__, f"cannot be written as JSON: {error}") from None
+        raise InvalidValue(
+            name, ObjectOf(type(value).__name__), f"cannot be written as JSON: {error}"
+        ) from None
     if "null" in text:
         _refuse_nan(name, value)
     return check.encoded_document(name, text)
