@@ -1,5 +1,6 @@
 """The app: declare tasks, enqueue jobs, read and operate on them."""
 
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -219,9 +220,8 @@ class Errandry(Client):
             task = declare_task(self, function, cast("TaskOptions", options), self._default_fields)
             existing = self.tasks.get(task.name)
             if existing is not None and not _is_redefinition(existing, task):
-                raise InvalidValue(
-                    "task", task.name, f"is declared already, by {existing.function!r}: pass name="
-                )
+                place = _place_in_code(existing.function)
+                raise InvalidValue("task", task.name, f"is declared already, by {place}: pass name=")
             self.schedules._declare_option(task)
             self.tasks[task.name] = task
             if task.declared_rule is None:
@@ -542,6 +542,13 @@ def _check_hook_result(hook: EnqueueHook, job: NewJob) -> NewJob:
     if not isinstance(job, NewJob):
         raise InvalidValue("on_enqueue", job, f"{hook!r} must return the job it got, or another")
     return job
+
+
+def _place_in_code(function: Callable[..., Any]) -> str:
+    """The name, module and line of a function."""
+    place = f"{function.__qualname__} in module {function.__module__}"
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return place if code is None else f"{place}, line {code.co_firstlineno}"
 
 
 def _is_redefinition(existing: Task[..., Any], task: Task[..., Any]) -> bool:
