@@ -199,6 +199,23 @@ async def test_an_unknown_kind_is_refused(app: Errandry) -> None:
         await anext(app.events(kind="complete"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"task": 3}, "task=3: must be a name, or a list of names"),
+        ({"task": [3]}, "task=3: must be a name, not empty"),
+        ({"queue": ""}, "queue='': must be a name, not empty"),
+        ({"job": [""]}, "job='': must be a name, not empty"),
+        ({"kind": 3}, "kind=3: must be a name, or a list"),
+        ({"kind": "error", "task": "send"}, "task='send': error events have no task"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_filter_is_refused(app: Errandry, wanted: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        await anext(app.events(**wanted))
+
+
 async def test_a_stopped_reader_gets_all_earlier_events_first(app: Errandry) -> None:
     start, stop = await app.latest_cursor(), asyncio.Event()
     await app.enqueue("send", {"to": "ada"})
@@ -314,3 +331,45 @@ async def test_an_observer_that_raises_or_hangs_affects_no_other(
 def test_an_observer_of_an_unknown_kind_is_refused(app: Errandry) -> None:
     with pytest.raises(InvalidValue, match="did you mean failed"):
         app.on("fail")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"task": "send"}, "task='send': error events have no task: .* leave task out"),
+        ({"queue": ["mail"]}, "queue='mail': error events have no queue: .* leave queue out"),
+    ],
+    ids=str,
+)
+def test_an_observer_of_errors_cannot_select_by_queue_or_task(
+    app: Errandry, wanted: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        app.on("error", **wanted)
+    with pytest.raises(InvalidValue, match=why):
+        app.on("failed", "error", **wanted)
+
+
+def test_an_observer_that_cannot_be_called_with_an_event_is_refused(app: Errandry) -> None:
+    def forgetful() -> None: ...
+
+    class Late:
+        def __call__(self, event: Event, more: int) -> None: ...
+
+    register: Any = app.on("failed")
+    for wrong, why in (
+        (forgetful, r"forgetful': is called with the event alone: write def observer\(event\)"),
+        (Late(), "an object of type Late: is called with the event alone"),
+        ("look", "observer='look': must be a function that takes the event"),
+    ):
+        with pytest.raises(InvalidValue, match=why):
+            register(wrong)
+
+    assert app.observers == []
+
+
+def test_an_observer_without_parentheses_is_refused(app: Errandry) -> None:
+    with pytest.raises(InvalidValue, match=r"'look': has no parentheses: write @jobs\.on"):
+
+        @app.on  # type: ignore[arg-type]
+        def look(event: Event) -> None: ...

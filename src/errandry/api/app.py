@@ -282,15 +282,22 @@ class Errandry(Client):
     ) -> Callable[[ObserverFunction], ObserverFunction]:
         """Call a function for events while a worker runs: `@jobs.on("failed", task="charge")`.
 
+        `@jobs.on()` without kinds selects events of all kinds.
+
         Every worker process calls its own observers, for events of all jobs in the store. Async functions run
         on the worker's loop, others in a thread. A function that raises or hangs affects no other.
 
         `error` events, trouble of a worker or a store, come at once in the process of that worker. A claimer
         calls the observers too, but only with its own `error` events.
         """
-        event_filter = EventFilter(kinds, as_tuple(queue), as_tuple(task))
+        for kind in kinds:
+            if inspect.isroutine(kind):
+                why = 'has no parentheses: write @jobs.on("failed"), or @jobs.on() for events of all kinds'
+                raise InvalidValue("@jobs.on", kind.__name__, why)
+        event_filter = EventFilter(kinds, as_tuple("queue", queue), as_tuple("task", task))
 
         def register(function: ObserverFunction) -> ObserverFunction:
+            _check_observer(function)
             self.observers.append(Observer(function, event_filter))
             return function
 
@@ -536,6 +543,20 @@ def _check_types(store: object, clock: object, codec: object, *limits: object) -
     ):
         if value is not None and not isinstance(value, kind):
             raise InvalidValue(option, value, f"must be of type {kind.__name__}")
+
+
+def _check_observer(function: object) -> None:
+    """Refuse a function that cannot be called with an event."""
+    if not callable(function):
+        raise InvalidValue("observer", function, "must be a function that takes the event")
+    try:
+        inspect.signature(function).bind(None)
+    except ValueError:  # a function of C without a signature
+        return
+    except TypeError:
+        name = getattr(function, "__name__", ObjectOf(type(function).__name__))
+        why = "is called with the event alone: write def observer(event)"
+        raise InvalidValue("observer", name, why) from None
 
 
 def _check_hook_result(hook: EnqueueHook, job: NewJob) -> NewJob:

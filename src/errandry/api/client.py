@@ -39,6 +39,7 @@ from errandry.core.state import State
 from errandry.core.stats import Stats, stats
 from errandry.core.step import SendSignal, StepKind
 from errandry.core.why import Why, WhyFacts, why
+from errandry.errors import InvalidValue
 
 COUNTED_AHEAD_MAX = 5_000
 """Maximum number of waiting jobs read to count those that are before a given job."""
@@ -214,7 +215,9 @@ class Client(Operations):
         Never ends by itself; with `until`, it ends once that is set and all earlier events were yielded. A
         reader that was away for longer than events are kept gets an `events_missed` event first.
         """
-        event_filter = EventFilter(as_tuple(kind), as_tuple(queue), as_tuple(task), as_tuple(job))
+        event_filter = EventFilter(
+            as_tuple("kind", kind), as_tuple("queue", queue), as_tuple("task", task), as_tuple("job", job)
+        )
         cursor = await self.latest_cursor() if after is None else after
         while True:
             is_last, version = until is not None and until.is_set(), self.store.version()
@@ -238,6 +241,10 @@ class Client(Operations):
         await (change if until is None else wait_for_first(change, until.wait()))
 
 
-def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+def as_tuple(field: str, names: str | Sequence[str]) -> tuple[str, ...]:
     """One name or several, as a tuple."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Sequence | set | frozenset):
+        raise InvalidValue(field, names, "must be a name, or a list of names")
+    return tuple(names)

@@ -170,6 +170,12 @@ class EventFilter(Struct, frozen=True):
                 close = get_close_matches(str(kind), tuple(EventKind), 1)
                 hint = f"did you mean {close[0]}?" if close else f"valid kinds: {', '.join(EventKind)}"
                 raise InvalidValue("kind", kind, f"unknown kind of event; {hint}")
+        for field, values in (("queue", self.queues), ("task", self.tasks), ("job", self.jobs)):
+            for value in values:
+                check.name(field, value)
+            if values and EventKind.ERROR in self.kinds:
+                why = f"error events have no {field}: they report trouble of workers; leave {field} out"
+                raise InvalidValue(field, values[0], why)
 
     def matches(self, event: EventRecord) -> bool:
         return event.kind is EventKind.EVENTS_MISSED or (

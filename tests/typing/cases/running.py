@@ -11,6 +11,10 @@ mail = jobs.queue("mail")
 async def look(event: Event) -> None: ...
 
 
+@jobs.on  # E: Argument 1 to "on" of "Errandry" has incompatible type "Callable[[Event], None]"
+def without_parentheses(event: Event) -> None: ...
+
+
 async def right() -> None:
     await jobs.run_worker(concurrency=3, queues=["mail"], queue_order=[2, 1], signals=True)
     jobs.sync.run_worker(tasks="send", burst=True)
