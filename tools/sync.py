@@ -95,7 +95,9 @@ BODIES = {
         self.open()
         return self""",
     "Errandry.close": "self._mirrored.client.close_sync(timeout)",
-    "Errandry.run_worker": "event_loop.run(self._mirrored.run_worker(signals=signals, **options))",
+    "Errandry.run_worker": """
+        self._refuse_running_loop("await jobs.run_worker(…)")
+        event_loop.run(self._mirrored.run_worker(signals=signals, **options))""",
     "Errandry.__aexit__": "self.close()",
     "Claimer.__aexit__": """
         try:
@@ -103,7 +105,7 @@ BODIES = {
         except StoreClosed as closed:
             self._mirrored._abandon(closed)""",
     "Errandry.enqueue": """
-        new_job = self._mirrored._job_by_name(task, arguments or {}, options)
+        new_job = self._mirrored._job_by_name(task, arguments, options)
         [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
         return SyncJob(job)""",
     "Errandry.enqueue_many": """

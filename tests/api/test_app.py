@@ -280,3 +280,23 @@ async def test_the_clock_of_the_store_counts_not_that_of_the_host(hours: int) ->
         assert "10 min" in str(await jobs.why(later.id))
         assert (await jobs.queue("default").clean(older="1 hour")).moved == ()
         assert (await jobs.queue("default").clean(older=0)).moved != ()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        (5, r"url=5: must be a URL as text: write sqlite:///jobs\.db"),
+        (Path("/var/x.db"), r"must be a URL as text: write sqlite:////var/x\.db"),
+    ],
+    ids=str,
+)
+def test_a_url_that_is_no_text_is_refused(url: Any, why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        Errandry(url)
+
+
+def test_a_lambda_needs_a_name(jobs: Errandry) -> None:
+    with pytest.raises(InvalidValue, match="a lambda has no name: write a def, or give name="):
+        jobs.task(lambda: 1)
+
+    assert jobs.task(name="one")(lambda: 1).name == "one"

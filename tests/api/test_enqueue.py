@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import asdict, replace
 
-from errandry import Errandry, UniqueOptions
+from errandry import Errandry, UniqueOptions, parallel
 from errandry.api.options import UseOptions
 from errandry.api.task import Task
 from errandry.codec.json_codec import DocumentInfo
@@ -305,3 +306,57 @@ async def test_assert_enqueued_works_with_a_codec(sealed: Errandry) -> None:
     await send.enqueue("ada")
 
     await assert_enqueued(sealed, send, to="ada")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([1], r'the arguments must be a mapping by name, \{"name": …\}, not list'),
+        ("ada", "must be a mapping by name, .*, not str"),
+        ({1: "ada"}, "the names of arguments must be text, not 1"),
+    ],
+    ids=str,
+)
+async def test_arguments_without_names_are_refused(jobs: Errandry, arguments: Any, why: str) -> None:
+    @jobs.task
+    async def send(to: str) -> None: ...
+
+    job, elsewhere = await send.enqueue("ada"), await jobs.enqueue("elsewhere", {"to": "ada"})
+    await jobs.schedules.put("nightly", send.new("ada"), "@daily")
+
+    for name in ("send", "elsewhere"):
+        with pytest.raises(InvalidArguments, match=why):
+            await jobs.enqueue(name, arguments)
+        with pytest.raises(InvalidArguments, match=why):
+            jobs.sync.enqueue(name, arguments)
+    for job_id in (job.id, elsewhere.id):
+        with pytest.raises(InvalidArguments, match=why):
+            await jobs.edit(job_id, arguments=arguments)
+    with pytest.raises(InvalidArguments, match=why):
+        await jobs.schedules.edit("nightly", arguments=arguments)
+
+
+async def test_values_that_are_no_calls_are_refused(jobs: Errandry) -> None:
+    @jobs.task
+    async def add(a: int, b: int) -> None: ...
+
+    for calls, why in (
+        ([add], r"call=<task add>: is a task without arguments: write add\.new"),
+        ([(1, 2)], r"call=\(1, 2\): must be a call of a task, task\.new"),
+        (add.new(1, 2), "calls=an object of type Call: must be a list of calls"),
+        ([parallel(add.new(1, 2))], "is a flow: enqueue it with enqueue_flow"),
+        ([add.new(1, 2), add.enqueue(1, 2)], r"call=.*: is a coroutine, as of task\.enqueue"),
+    ):
+        wrong: Any = calls
+        with pytest.raises(InvalidValue, match=why):
+            await jobs.enqueue_many(wrong)
+    assert await jobs.counts() == {}
+
+
+async def test_calls_of_a_generator_are_enqueued(jobs: Errandry) -> None:
+    @jobs.task
+    async def add(a: int, b: int) -> None: ...
+
+    enqueued = await jobs.enqueue_many(add.new(1, b) for b in range(3))  # type: ignore[arg-type]
+
+    assert len(enqueued) == 3

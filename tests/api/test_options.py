@@ -179,7 +179,7 @@ def test_a_wrong_option_of_a_task_is_refused_where_it_is_declared(
     jobs: Errandry, option: str, value: Any, why: str
 ) -> None:
     with pytest.raises(InvalidValue, match=why) as refusal:
-        jobs.task(**{option: value})(lambda: None)
+        jobs.task(**{option: value})(nothing)
 
     assert option.removesuffix("s") in str(refusal.value)
     assert jobs.tasks == {}

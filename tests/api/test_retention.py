@@ -53,7 +53,7 @@ async def test_keep_takes_times_and_numbers(jobs: Errandry, option: Any, keep: K
 )
 def test_a_wrong_keep_is_refused(jobs: Errandry, option: Any, why: str) -> None:
     with pytest.raises(InvalidValue) as caught:
-        jobs.task(keep=option)(lambda: None)
+        jobs.task(name="send", keep=option)(lambda: None)
 
     assert why in str(caught.value)
 

@@ -306,6 +306,11 @@ async def test_calls_on_the_engines_own_loop_are_refused(app: Errandry, add: Tas
         await app.engine.call(misplaced)
 
 
+async def test_a_blocking_worker_is_refused_where_an_event_loop_runs(app: Errandry) -> None:
+    with pytest.raises(RuntimeError, match=r"event loop is running .* write await jobs\.run_worker\(…\) in"):
+        app.sync.run_worker(burst=True)
+
+
 def test_calls_after_close_are_refused(app: Errandry, add: Task[[int, int], int]) -> None:
     add.sync.enqueue(1, 2)
     app.sync.close()

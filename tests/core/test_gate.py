@@ -1,10 +1,19 @@
 """The arithmetic of rates (GCRA): how many jobs are allowed, when the next one is, the maximum per period."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from errandry.core.gate import allowed_now, next_allowed_at, tat_after, tat_for_new_rate
+from errandry.core.gate import (
+    GateKind,
+    ResetRule,
+    allowed_now,
+    next_allowed_at,
+    tat_after,
+    tat_for_new_rate,
+)
 from errandry.core.rule import Rate
+from errandry.errors import InvalidValue
 
 rates = st.builds(Rate, st.integers(1, 2_000), st.floats(0.01, 100.0), st.integers(1, 200))
 START = 1_700_000_000.0
@@ -52,3 +61,8 @@ def test_a_changed_rate_delays_the_next_job_by_no_more_than_its_own_interval(
 
     assert next_allowed_at(new, tat, START) - START <= new.every + 1e-6
     assert tat_for_new_rate(None, tat, START) == 0.0
+
+
+def test_a_reset_takes_true_or_false_for_what_code_declares() -> None:
+    with pytest.raises(InvalidValue, match="declared='x': must be True or False"):
+        ResetRule(GateKind.QUEUE, "mail", declared="x")  # type: ignore[arg-type]

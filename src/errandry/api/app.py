@@ -43,6 +43,7 @@ from errandry.api.queue import Queue
 from errandry.api.run_options import RunWorkerOptions
 from errandry.api.schedule_options import TimingOptions
 from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
+from errandry.api.signature import read_arguments
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncErrandry
 from errandry.api.task import Call, Task, declare_task, new_job_by_name
@@ -362,9 +363,7 @@ class Errandry(Client):
         A task that another program declares can be enqueued too; then the worker is the first to check its
         name and arguments. See `UseOptions` and `EnqueueOptions` for the options.
         """
-        [job] = await self._insert_jobs(
-            self._apply_hooks([self._job_by_name(task, arguments or {}, options)])
-        )
+        [job] = await self._insert_jobs(self._apply_hooks([self._job_by_name(task, arguments, options)]))
         return job
 
     async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]:
@@ -465,17 +464,20 @@ class Errandry(Client):
     ) -> None:
         await self.close()
 
-    def _job_by_name(self, task: str, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> NewJob:
+    def _job_by_name(
+        self, task: str, arguments: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> NewJob:
         declared = self.tasks.get(task)
         if declared is None:
             return new_job_by_name(self, task, arguments, options, self._default_fields)
-        return declared.using(**cast("UseOptions", options)).new(**arguments).single_job
+        return declared.using(**cast("UseOptions", options)).new(**read_arguments(task, arguments)).single_job
 
     def _single_jobs(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[NewJob]:
         return [call.single_job for call in self._check_own_calls(calls, bound)]
 
     def _check_own_calls(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[Call[Any]]:
         """Return the calls if all tasks belong to this app or to `bound`; InvalidValue otherwise."""
+        calls = _read_calls(calls)
         for call in calls:
             if call.task.app is not self and call.task.app != bound:
                 why = "is declared by another app, or bound to another connection: enqueue it there"
@@ -498,7 +500,7 @@ class Errandry(Client):
         task = self.tasks.get(record.task)
         if task is None or field != "payload":
             return super()._seal_value(record, field, value)
-        text = task.signature.write(dict(value))
+        text = task.signature.write(read_arguments(task.name, value))
         return self.codec.seal(text, document_info(record, field))
 
     async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
@@ -525,6 +527,32 @@ class Errandry(Client):
             is_replaced = existed and job_id in answer.replaced
             handles.append(Job(self, record, existed, is_replaced))
         return handles
+
+
+def _read_calls(calls: Iterable[Any]) -> list[Call[Any]]:
+    """The calls as a list; InvalidValue if a value is none. Python reports coroutines that are not closed."""
+    if not isinstance(calls, Iterable):
+        raise InvalidValue(
+            "calls",
+            ObjectOf(type(calls).__name__),
+            "must be a list of calls: enqueue_many([send.new(…), send.new(…)])",
+        )
+    calls = list(calls)
+    wrong = [call for call in calls if not isinstance(call, Call)]
+    for value in wrong:
+        if inspect.iscoroutine(value):
+            value.close()
+    if not wrong:
+        return calls
+    if isinstance(wrong[0], Task):
+        why = f"is a task without arguments: write {wrong[0].name}.new(…)"
+    elif inspect.iscoroutine(wrong[0]):
+        why = "is a coroutine, as of task.enqueue(…), which enqueues one job: write task.new(…)"
+    elif isinstance(wrong[0], Flow | Parallel):
+        why = "is a flow: enqueue it with enqueue_flow"
+    else:
+        why = "must be a call of a task, task.new(…)"
+    raise InvalidValue("call", wrong[0], why)
 
 
 def _check_types(store: object, clock: object, codec: object, *limits: object) -> None:

@@ -1,5 +1,6 @@
 """`Blocking`: what the classes of `errandry.api.sync` have in common."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,11 @@ class Blocking:
         finally:
             if not is_started:  # the store could not be opened
                 coroutine.close()
+
+    def _refuse_running_loop(self, instead: str) -> None:
+        """Raise RuntimeError if an event loop runs in this thread: the call would need a loop of its own."""
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError(f"an event loop is running in this thread: write {instead} in its coroutines")
 
     def _iterate(self, values: AsyncIterator[T]) -> Iterator[T]:
         """Yield the values of an async generator; it is closed when the loop over them is left."""

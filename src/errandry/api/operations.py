@@ -8,6 +8,7 @@ from typing import Any, Literal, Unpack
 from msgspec.structs import replace
 
 from errandry.api.options import Duration, EditOptions, Moment, check_choice, check_names, job_fields
+from errandry.api.signature import read_arguments
 from errandry.api.store_client import StoreClient
 from errandry.clock import Clock
 from errandry.codec.json_codec import Codec, document_info, to_json
@@ -261,7 +262,8 @@ class Operations:
 
     def _seal_value(self, record: JobRecord, field: str, value: Any) -> str:
         """The value as stored in that field of the job: JSON, sealed by the codec."""
-        return self.codec.seal(to_json(field, value), document_info(record, field))
+        text = to_json(field, read_arguments(record.task, value) if field == "payload" else value)
+        return self.codec.seal(text, document_info(record, field))
 
 
 def _job_fields(**options: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from errandry.api.schedule_options import (
     read_schedule,
     timing_of_plan,
 )
+from errandry.api.signature import read_arguments
 from errandry.api.task import Call, Task
 from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import DocumentInfo, from_json, to_json
@@ -273,10 +274,8 @@ class Schedules:
         return replace(job, payload=payload, **version)
 
     def _encode_arguments(self, task: str, arguments: Mapping[str, Any]) -> str:
-        declared = self._app.tasks.get(task)
-        if declared is None:
-            return to_json("arguments", dict(arguments))
-        return declared.signature.write(dict(arguments))
+        declared, by_name = self._app.tasks.get(task), read_arguments(task, arguments)
+        return to_json("arguments", by_name) if declared is None else declared.signature.write(by_name)
 
     def _seal_arguments(self, name: str, task: str, text: str) -> str:
         return self._app.codec.seal(text, arguments_document(name, task))

@@ -1,7 +1,7 @@
 """The signature of a handler: check arguments against it, write them as JSON and read them back."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import NoneType, UnionType
@@ -196,6 +196,19 @@ class Signature:
     def _result_reader(self) -> Callable[[str], Any]:
         kind = self._hints.get("return", Any)
         return json_codec.reader(_batch_result_type(kind) if self._is_batch else _result_type(kind))
+
+
+def read_arguments(task: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments by name, as a dict; InvalidArguments if they have no names."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise InvalidArguments(task, f'the arguments must be a mapping by name, {{"name": …}}, not {kind}')
+    for name in given:
+        if not isinstance(name, str):
+            raise InvalidArguments(task, f"the names of arguments must be text, not {short_repr(name)}")
+    return dict(given)
 
 
 def _is_context(kind: Any) -> bool:

@@ -730,7 +730,7 @@ class SyncErrandry(Blocking):
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> SyncJob[Any]:
         """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`."""
-        new_job = self._mirrored._job_by_name(task, arguments or {}, options)
+        new_job = self._mirrored._job_by_name(task, arguments, options)
         [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
         return SyncJob(job)
 
@@ -780,6 +780,7 @@ class SyncErrandry(Blocking):
 
     def run_worker(self, *, signals: bool = False, **options: Unpack[RunWorkerOptions]) -> None:
         """Run a worker in this program until it is stopped."""
+        self._refuse_running_loop("await jobs.run_worker(…)")
         event_loop.run(self._mirrored.run_worker(signals=signals, **options))
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ from errandry.api.options import (
     read_memory,
 )
 from errandry.api.schedule_options import ScheduleOptions, read_schedule
-from errandry.api.signature import Signature
+from errandry.api.signature import Signature, read_arguments
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncJob, SyncTask
 from errandry.api.unique_options import UniqueOptions, check_word
@@ -291,6 +291,8 @@ def declare_task(
         raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidValue("task", function, "is a generator: a handler returns its result, it cannot yield")
+    if "name" not in options and function.__name__ == "<lambda>":
+        raise InvalidValue("task", function, "a lambda has no name: write a def, or give name=")
     check_names(options, BatchOptions)
     name, runner = options.get("name", function.__name__), _handler_runner(function, options)
     rules = RunRules(
@@ -381,7 +383,7 @@ def _linger_seconds(options: Mapping[str, Any]) -> float:
 def new_job_by_name(
     app: TaskApp,
     task: str,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     default_fields: Mapping[str, Any],
 ) -> NewJob:
@@ -390,7 +392,7 @@ def new_job_by_name(
     rules = RunRules(version=check_version("version", job_options.pop("version", FIRST_VERSION)))
     fields = {**default_fields, **job_fields(job_options)}
     template = _job_template(app, task, rules, fields)
-    return _new_job(app, template, fields, to_json("arguments", dict(arguments)))
+    return _new_job(app, template, fields, to_json("arguments", read_arguments(task, arguments)))
 
 
 def _new_job(app: TaskApp, template: NewJob, fields: dict[str, Any], arguments: str) -> NewJob:

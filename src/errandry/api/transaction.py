@@ -79,7 +79,7 @@ class BoundApp:
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Enqueue a task by its name."""
-        new_job = self._app._job_by_name(task, arguments or {}, options)
+        new_job = self._app._job_by_name(task, arguments, options)
         [job] = await self._insert_jobs(self._app._apply_hooks([new_job]))
         return job
 
@@ -139,7 +139,7 @@ class SyncBoundApp:
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> SyncJob[Any]:
         """Enqueue a task by its name."""
-        new_job = self._app._job_by_name(task, arguments or {}, options)
+        new_job = self._app._job_by_name(task, arguments, options)
         [job] = self._bound._insert_jobs_sync(self._app._apply_hooks([new_job]))
         return job.sync
 

@@ -93,6 +93,7 @@ class ResetRule(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         _check(self.kind, self.name, self.group, self.by)
         check_rule_fields(self.kind, self.fields or ())
+        check.flag("declared", self.declared)
 
     @property
     def changed_fields(self) -> tuple[str, ...]:

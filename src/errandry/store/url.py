@@ -7,6 +7,7 @@ A driver is imported only when a URL names it.
 import re
 from collections.abc import Callable
 from difflib import get_close_matches
+from os import PathLike, fspath
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from errandry.clock import Clock
@@ -18,6 +19,9 @@ DEFAULT_URL = "sqlite:///errandry.db"
 
 def store_at(url: str, clock: Clock | None = None, limits: StoreLimits | None = None) -> Store:
     """Return the store with this URL, not opened yet."""
+    if not isinstance(url, str):
+        path = fspath(url) if isinstance(url, PathLike) else "jobs.db"
+        raise InvalidValue("url", url, f"must be a URL as text: write sqlite:///{path}")
     parts = urlsplit(url)
     make = _DRIVERS.get(parts.scheme)
     if make is None:
