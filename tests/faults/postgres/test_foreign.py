@@ -21,6 +21,7 @@ from tests.faults.postgres.conftest import Mortal
 from tests.faults.process import wait_until, wait_until_async
 from tests.faults.scene import Scene
 from tests.machine_load import MachineLoad
+from tests.new_jobs import insert
 from tests.run_worker import running_worker
 
 pytestmark = pytest.mark.slow("waits for locks that are not released")
@@ -207,10 +208,6 @@ async def insert_and_claim(engine: Engine, number: int) -> list[Ref]:
     claims = await engine.submit(Claim(worker="worker", nonce="nonce", limit=number, lease=60.0))
     assert isinstance(claims, Claims)
     return [Ref(job.id, job.fence) for job in claims.jobs]
-
-
-def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=job_id, task="task", payload="{}") for job_id in ids))
 
 
 def lock_row(foreign: psycopg.Connection[Any], schema: str, ref: Ref) -> None:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from errandry.core.answer import Ack, Claims, Inserted, Renewed
-from errandry.core.command import Claim, CompleteOutcome, Insert, Note, Ref, Renew, Settle
-from errandry.core.job import JobRecord, LogLine, NewJob, Progress
+from errandry.core.command import Claim, CompleteOutcome, Note, Ref, Renew, Settle
+from errandry.core.job import JobRecord, LogLine, Progress
 from errandry.core.state import State
 from errandry.errors import StoreUnavailable
 from errandry.store.engine.backlog import WriteLimits
@@ -20,6 +20,7 @@ from tests.faults.postgres.proxy import Proxy
 from tests.faults.process import wait_until
 from tests.faults.scene import Scene
 from tests.machine_load import MachineLoad
+from tests.new_jobs import insert
 
 pytestmark = pytest.mark.slow("waits for timeouts")
 
@@ -155,10 +156,6 @@ async def test_a_caller_that_gives_up_gets_the_reason(proxy: Proxy, url: str) ->
 
         proxy.refuses = False
         assert isinstance(await engine.submit(insert("two")), Inserted)
-
-
-def insert(*ids: str) -> Insert:
-    return Insert(tuple(NewJob(id=job_id, task="task", payload="{}") for job_id in ids))
 
 
 def acked_count(scene: Scene) -> int:

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from errandry import Errandry, State
-from errandry.core.command import Insert, Upkeep
-from errandry.core.job import NewJob
+from errandry.core.command import Upkeep
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from tests.faults.postgres.conftest import Mortal
 from tests.faults.postgres.pooler import Pooler
+from tests.new_jobs import insert
 from tests.run_worker import run_burst, running_worker
 
 pytestmark = pytest.mark.slow("many transactions over few sessions")
@@ -98,7 +98,3 @@ async def test_stores_of_two_schemas_do_not_use_each_others_prepared_statements(
 
     both = {f"{number}" for number in range(6)}
     assert ids == [both | {f"{name}-{number}" for number in range(6)} for name in ("one", "two")]
-
-
-def insert(name: str) -> Insert:
-    return Insert((NewJob(id=name, task="task", payload="{}"),))

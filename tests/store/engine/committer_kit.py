@@ -19,12 +19,12 @@ from errandry.core.command import (
     Renew,
     Settle,
 )
-from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
+from tests.new_jobs import insert
 
 
 class RecordingStore(MemoryStore):
@@ -87,10 +87,6 @@ class FakeSleep:
         self.sleeps.append(seconds)
         self.clock.advance(seconds)
         await asyncio.sleep(0)
-
-
-def insert(*ids: str, payload: str = "{}") -> Insert:
-    return Insert(tuple(NewJob(id=job_id, task="task", payload=payload) for job_id in ids))
 
 
 def claim(worker: str = "w", limit: int = 1) -> Claim:

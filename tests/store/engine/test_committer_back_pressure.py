@@ -12,10 +12,10 @@ from errandry.errors import InvalidValue, StoreFull
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.testing.clock import FakeClock
+from tests.new_jobs import insert
 from tests.store.engine.committer_kit import (
     RecordingStore,
     ScriptedStore,
-    insert,
     outcomes,
     renew,
     settle,

@@ -10,14 +10,8 @@ from errandry.errors import ErrandryError, ReplyLost, SchemaTooNew, StoreClosed,
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.testing.clock import FakeClock
-from tests.store.engine.committer_kit import (
-    REJECTED,
-    RecordingStore,
-    ScriptedStore,
-    insert,
-    outcomes,
-    submit_behind,
-)
+from tests.new_jobs import insert
+from tests.store.engine.committer_kit import REJECTED, RecordingStore, ScriptedStore, outcomes, submit_behind
 
 
 async def test_a_close_that_times_out_answers_a_rejected_command_that_waits_for_its_retry() -> None:

@@ -21,13 +21,13 @@ from errandry.errors import (
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import BACKOFF_MAX, FIRST_BACKOFF, Committer
 from errandry.testing.clock import FakeClock
+from tests.new_jobs import insert
 from tests.store.engine.committer_kit import (
     REJECTED,
     FakeSleep,
     RecordingStore,
     ScriptedStore,
     claim,
-    insert,
     outcomes,
     settle,
 )

@@ -49,10 +49,10 @@ from errandry.store.contract import RANK
 from errandry.store.engine.backlog import PendingCommand, WriteLimits, make_entry
 from errandry.store.engine.committer import Committer
 from errandry.store.engine.reply import THREADS, LoopPort
+from tests.new_jobs import insert
 from tests.store.engine.committer_kit import (
     RecordingStore,
     claim,
-    insert,
     outcomes,
     passes_behind,
     renew,

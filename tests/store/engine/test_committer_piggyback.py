@@ -11,6 +11,7 @@ from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, StoreFull, Sto
 from errandry.store.engine.backlog import Callback, WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.testing.clock import FakeClock
+from tests.new_jobs import insert
 from tests.store.engine.committer_kit import (
     REJECTED,
     ClaimSource,
@@ -18,7 +19,6 @@ from tests.store.engine.committer_kit import (
     RecordingStore,
     ScriptedStore,
     claim,
-    insert,
     outcomes,
 )
 

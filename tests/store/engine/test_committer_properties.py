@@ -15,7 +15,8 @@ from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
-from tests.store.engine.committer_kit import FakeSleep, claim, command_keys, insert, renew, settle
+from tests.new_jobs import insert
+from tests.store.engine.committer_kit import FakeSleep, claim, command_keys, renew, settle
 
 names = st.sampled_from("abcd")
 

@@ -32,7 +32,8 @@ from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, UnknownJob
 from errandry.store.contract import RANK
 from errandry.store.engine.engine import Engine
 from errandry.store.memory.driver import MemoryStore
-from tests.store.engine.committer_kit import command_keys, insert, outcomes
+from tests.new_jobs import insert
+from tests.store.engine.committer_kit import command_keys, outcomes
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import pytest
 
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
-from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
+from tests.store.postgres.given import opened
 from tests.store.server import reuse_sessions, server
 
 
@@ -24,24 +24,16 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-async def opened(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    store = store_at(url, clock)
-    assert isinstance(store, PostgresStore)
-    await store.open()
-    yield store
-    await store.close()
-
-
 @pytest.fixture
 async def store(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
-    async for store in opened(url, clock):
+    async with opened(url, clock) as store:
         yield store
 
 
 @pytest.fixture
 async def other(url: str, clock: FakeClock) -> AsyncIterator[PostgresStore]:
     """The same store, opened a second time, as by another process."""
-    async for store in opened(url, clock):
+    async with opened(url, clock) as store:
         yield store
 
 

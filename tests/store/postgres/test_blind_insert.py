@@ -31,7 +31,8 @@ from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.faults.process import wait_until
 from tests.machine_load import WAIT_TIMEOUT
-from tests.store.postgres.given import insert, new_job, opened
+from tests.new_jobs import insert, new_job
+from tests.store.postgres.given import opened
 
 START_STATEMENT = "start_pass"
 """The first statement of a pass that is no blind insert."""

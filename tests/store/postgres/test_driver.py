@@ -32,7 +32,8 @@ from errandry.store.postgres.driver import PostgresStore
 from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from tests.machine_load import WAIT_TIMEOUT
-from tests.store.postgres.given import insert, opened, schema_of
+from tests.new_jobs import insert
+from tests.store.postgres.given import opened, schema_of
 from tests.store.server import server, wheel_programs
 
 ROOT = Path(__file__).parents[3]

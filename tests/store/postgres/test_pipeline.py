@@ -1,7 +1,6 @@
 """The pipeline: the round trips of a pass, and the statements before and after a failed one."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -20,6 +19,7 @@ from errandry.store.postgres.connection import connect
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.pipeline import PendingResult, Pipeline, StatementParams
 from errandry.store.url import store_at
+from tests.store.postgres.given import opened
 from tests.store.server import server
 
 SQL = {
@@ -148,9 +148,9 @@ def end_connection_at(monkeypatch: pytest.MonkeyPatch, at: str, before: bool) ->
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["normal", "blind"])
 async def test_a_pass_is_written_if_the_connection_ends_after_its_commit(
-    monkeypatch: pytest.MonkeyPatch, is_first: bool
+    url: str, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    async with opened() as store:
+    async with opened(url) as store:
         if not is_first:
             await store.commit([insert(1)])
         command = insert(1)
@@ -164,9 +164,9 @@ async def test_a_pass_is_written_if_the_connection_ends_after_its_commit(
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["normal", "blind"])
 async def test_a_pass_is_in_doubt_if_the_connection_ends_before_the_reply_to_its_commit(
-    monkeypatch: pytest.MonkeyPatch, is_first: bool
+    url: str, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
-    async with opened() as store:
+    async with opened(url) as store:
         if not is_first:
             await store.commit([insert(1)])
         command = insert(1)
@@ -206,18 +206,6 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> RoundTrips:
     return RoundTrips(monkeypatch)
 
 
-@asynccontextmanager
-async def opened() -> AsyncIterator[PostgresStore]:
-    with server().lend_url() as url:
-        store = store_at(url)
-        assert isinstance(store, PostgresStore)
-        await store.open()
-        try:
-            yield store
-        finally:
-            await store.close()
-
-
 _numbers = count()
 
 
@@ -255,9 +243,9 @@ def settles(claims: Answer) -> list[Settle]:
     return [Settle(Ref(job.id, job.fence), CompleteOutcome("1")) for job in held]
 
 
-async def test_passes_take_few_round_trips(round_trips: RoundTrips) -> None:
+async def test_passes_take_few_round_trips(url: str, round_trips: RoundTrips) -> None:
     """The first passes take more: they create lanes and partitions, and have nothing to prefetch."""
-    async with opened() as store:
+    async with opened(url) as store:
         await round_trips_of_passes(store, round_trips)
         counts = await round_trips_of_passes(store, round_trips)
         await store.commit([Upkeep()])
@@ -267,9 +255,9 @@ async def test_passes_take_few_round_trips(round_trips: RoundTrips) -> None:
     assert counts == expected | {"upkeep": 6}
 
 
-async def test_a_wrong_prefetch_changes_nothing() -> None:
+async def test_a_wrong_prefetch_changes_nothing(url: str) -> None:
     """A claim prefetches the lanes of the last one, which are empty while others have jobs."""
-    async with opened() as store:
+    async with opened(url) as store:
         held: list[JobRecord] = []
         for task in ("a", "b", "a", "c"):
             await store.commit([insert(2, task=task)])
@@ -283,9 +271,9 @@ async def test_a_wrong_prefetch_changes_nothing() -> None:
     assert [job.id for job in claimed_jobs(answer)] == [held[3].id]
 
 
-async def test_jobs_that_finish_in_one_pass_keep_their_own_results() -> None:
+async def test_jobs_that_finish_in_one_pass_keep_their_own_results(url: str) -> None:
     """In any order of their outcomes, and with more jobs than one statement writes."""
-    async with opened() as store:
+    async with opened(url) as store:
         await store.commit([insert(2 * FLUSH_BATCH + 10)])
         [answer] = await store.commit([claim(2 * FLUSH_BATCH + 10)])
         held = claimed_jobs(answer)
@@ -303,9 +291,9 @@ async def test_jobs_that_finish_in_one_pass_keep_their_own_results() -> None:
     ids=["one between", "the first", "the last", "in another order"],
 )
 async def test_an_existing_id_is_found_among_new_ones(
-    ids: tuple[str, ...], existing: tuple[str, ...], end: bool
+    url: str, ids: tuple[str, ...], existing: tuple[str, ...], end: bool
 ) -> None:
-    async with opened() as store:
+    async with opened(url) as store:
         await store.commit([insert(1, id="b")])
         if end:
             [answer] = await store.commit([claim()])
@@ -316,8 +304,8 @@ async def test_an_existing_id_is_found_among_new_ones(
         assert await store.commit([new]) == [Inserted(ids, frozenset(existing))]
 
 
-async def test_numbers_are_taken_only_for_jobs_that_are_inserted() -> None:
-    async with opened() as store:
+async def test_numbers_are_taken_only_for_jobs_that_are_inserted(url: str) -> None:
+    async with opened(url) as store:
         first = insert(2)
         await store.commit([first])
         await store.commit([first])  # the same again: no job is new

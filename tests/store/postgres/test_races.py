@@ -40,7 +40,7 @@ from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
 from tests.faults.process import wait_until
 from tests.machine_load import WAIT_TIMEOUT
-from tests.store.postgres.given import new_job
+from tests.new_jobs import new_job
 from tests.store.postgres.test_blind_insert import wait_until_blocking
 from tests.store.server import server
 

@@ -39,7 +39,7 @@ from errandry.store.postgres.row_cache import JOB_OVERHEAD_BYTES, RowCache, size
 from errandry.store.tables import rows
 from errandry.testing.clock import FakeClock
 from tests.faults.process import wait_until
-from tests.store.postgres.given import insert
+from tests.new_jobs import insert
 from tests.store.server import server
 
 LOCK_STATEMENT = "lock_live"

@@ -21,7 +21,8 @@ from errandry.store.url import store_at
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import Conformance, MakeStore, requests
 from tests.faults.process import wait_until_async
-from tests.store.postgres.given import new_job, opened
+from tests.new_jobs import new_job
+from tests.store.postgres.given import opened
 from tests.store.postgres.test_plans import touched_pages
 from tests.store.server import reuse_sessions, server
 

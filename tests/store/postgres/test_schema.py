@@ -22,7 +22,8 @@ from errandry.errors import SchemaTooNew
 from errandry.store.postgres import migrate
 from errandry.store.url import store_at
 from errandry.testing.conformance import requests
-from tests.store.postgres.given import new_job, opened, schema_of
+from tests.new_jobs import new_job
+from tests.store.postgres.given import opened, schema_of
 from tests.store.server import server
 
 EXPECTED = Path(__file__).with_name("schema.sql")

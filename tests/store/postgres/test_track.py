@@ -24,7 +24,7 @@ from errandry.core.query import Query
 from errandry.errors import ErrandryError, ReplyLost, StoreClosed
 from errandry.store.engine.committer import Committer
 from errandry.store.memory.driver import MemoryStore
-from tests.store.postgres.given import insert
+from tests.new_jobs import insert
 
 SETTLES, INSERTS, BULK = range(3)
 
