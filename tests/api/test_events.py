@@ -203,7 +203,7 @@ async def test_an_unknown_kind_is_refused(app: Errandry) -> None:
     ("wanted", "why"),
     [
         ({"task": 3}, "task=3: must be a name, or a list of names"),
-        ({"task": [3]}, "task=3: must be a name, not empty"),
+        ({"task": [3]}, "task=3: must be a name, as text"),
         ({"queue": ""}, "queue='': must be a name, not empty"),
         ({"job": [""]}, "job='': must be a name, not empty"),
         ({"kind": 3}, "kind=3: must be a name, or a list"),
