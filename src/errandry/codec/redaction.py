@@ -15,6 +15,7 @@ from errandry.errors import SHORT_REPR_MAX
 REDACTED = "•••"
 METADATA_KEY = "errandry.redact"
 """The key in a job's metadata for the names of its redacted arguments."""
+_NO_NAMES: frozenset[str] = frozenset()
 SUBSTRING_LENGTH_MIN = 4
 """Minimum length of a secret that is replaced within words too; shorter ones occur in too many words."""
 
@@ -45,7 +46,8 @@ def all_redacted_names(jobs: Iterable[JobRecord], declared: Iterable[str] = ()) 
 
     The program that enqueued a job and the one that runs it may have different versions of the task.
     """
-    return frozenset(declared).union(*[redacted_names(job.metadata) for job in jobs])
+    named = [names for job in jobs if (names := redacted_names(job.metadata))]
+    return frozenset(declared).union(*named) if named or declared else _NO_NAMES
 
 
 def redact_text(text: str, jobs: Sequence[JobRecord], codec: Codec, declared: Iterable[str] = ()) -> str:
