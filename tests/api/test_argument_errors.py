@@ -11,6 +11,7 @@ import pytest
 from msgspec import Meta
 
 from errandry import Errandry, Worker, WorkerOptions
+from errandry.api.signature import Signature
 from errandry.codec.redaction import REDACTED
 from errandry.errors import InvalidArguments
 
@@ -179,3 +180,16 @@ async def test_a_worker_redacts_what_only_the_enqueuing_program_redacts(jobs: Er
         [error] = (await job.refresh()).errors
         assert error.message.startswith(f"task pay: argument card='{REDACTED}")
         assert "4111" not in error.message
+
+
+NESTED = "[" * 3_000 + "]" * 3_000
+
+
+@pytest.mark.parametrize("value", [NESTED, "1e999", "", '"\ud800"'], ids=["nested", "large", "cut", "half"])
+def test_a_payload_that_cannot_be_read_at_all_is_an_error_of_the_arguments(value: str) -> None:
+    """Any other error would be retried, with the same payload."""
+
+    async def move(at: Any) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"^task move: the arguments cannot be read as JSON: "):
+        Signature("move", move).read(f'{{"at": {value}}}')

@@ -65,7 +65,7 @@ class ArgumentFaults:
 
     def unknown(self, name: str) -> str:
         close = get_close_matches(name, self._kinds, 1)
-        return f"there is no argument '{name}': " + (f"did you mean '{close[0]}'?" if close else self.takes)
+        return f"there is no argument {name!r}: " + (f"did you mean '{close[0]}'?" if close else self.takes)
 
     def unwritable(self, name: str | None, why: str, given: Mapping[str, Any]) -> str:
         """Why an argument, or if `name` is None all of them together, cannot be written as JSON."""
@@ -76,8 +76,8 @@ class ArgumentFaults:
         """Why the arguments in this JSON text cannot be read as the types of the parameters."""
         try:
             arguments = json_codec.from_json(text)
-        except msgspec.DecodeError:
-            return f"the arguments are not JSON: {error}"
+        except Exception as cause:  # such as RecursionError, for arguments that are nested too deeply
+            return f"the arguments cannot be read as JSON: {cause}"
         if not isinstance(arguments, dict):
             return f"the arguments must be a mapping by name, not {type(arguments).__name__}"
         return self._redacted("; ".join(self._reasons(error, arguments)), arguments)

@@ -18,7 +18,7 @@ from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, settle_all
 from errandry.claims.open_claim import OpenClaim
 from errandry.claims.presence import BEAT_INTERVAL, CLOSE_TIMEOUT, Presence, new_worker_id
-from errandry.claims.throttled_log import write_log
+from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
 from errandry.core import check
@@ -115,7 +115,7 @@ class Claimer:
         await app.engine.start()
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._observers = ObserverCalls(app, self._trouble)
-        self._engine, self._writes = app.engine, write_log(app.clock, self._trouble.report)
+        self._engine, self._writes = app.engine, log_of_writes(app.clock, self._trouble.report)
         self._engine.watch_writes(self._writes)
         self._leases = Leases(
             app.engine, app.clock, self.id, self._lease, self._lease / 3, self._trouble.report

@@ -11,8 +11,8 @@ REPEAT_AFTER = 30.0
 """Minimum seconds between two warnings about the same failure."""
 
 
-def write_log(clock: Clock, on_trouble: OnTrouble) -> "ThrottledLog":
-    """Reports at once what the engine retries for a long time before a caller gets the error."""
+def log_of_writes(clock: Clock, on_trouble: OnTrouble) -> "ThrottledLog":
+    """A log of failed passes: the engine retries them for a long time before a caller gets the error."""
     return ThrottledLog(
         clock, "cannot write to the store, retrying", "the store can be written again", on_trouble
     )

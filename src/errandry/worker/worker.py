@@ -15,7 +15,7 @@ from errandry.api.task import Runner
 from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, StopReason, settle_all
 from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
-from errandry.claims.throttled_log import write_log
+from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
 from errandry.core.command import Beat, ReleaseOutcome, Settle, SlotShare
@@ -240,7 +240,7 @@ class Worker:
         logging.getLogger().addHandler(capture)
         presence = Presence(self.app.engine, self._trouble, self._make_beat, self.options.beat_every)
         observers, tasks = Observers(self.app, self._trouble), list[asyncio.Task[None]]()
-        writes = write_log(self.app.clock, self._trouble.report)
+        writes = log_of_writes(self.app.clock, self._trouble.report)
         engine = self.app.engine
         engine.watch_writes(writes)
         self._children.lock_descriptor = presence.descriptor
