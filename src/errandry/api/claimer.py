@@ -46,8 +46,8 @@ class Claimer:
 
     To the store it is a worker with the id `id`: it sends heartbeats, it is listed and can be paused, and the
     pauses, limits, rates and turns of queues, tasks and groups hold for it. When its block ends, it releases
-    the jobs that are not settled. It retries a job whose timeout is over, and a single one that is left when
-    an exception ends the block.
+    the jobs that are not settled; a job whose timeout is over is retried instead. If an exception ends the
+    block and a single job is left, that job is settled with the exception.
     """
 
     def __init__(
@@ -139,8 +139,9 @@ class Claimer:
         if os.getpid() != self._process:  # forked in the block: the jobs belong to the parent
             self._presence.close()
             return
-        is_of_a_job = error is None or error is self._job_error or isinstance(error, BaseExceptionGroup)
-        closing = asyncio.create_task(self._close(None if is_of_a_job else error))
+        is_known = error is self._job_error  # it has ended the block of a job, which is settled with it
+        is_of_many = isinstance(error, BaseExceptionGroup)
+        closing = asyncio.create_task(self._close(None if is_known or is_of_many else error))
         canceled: asyncio.CancelledError | None = None
         while not closing.done():
             try:
@@ -254,7 +255,7 @@ class Claimer:
     async def _release(self, jobs: Sequence[ClaimedJob], error: BaseException | None = None) -> None:
         """Settle the jobs that the program has not settled, as if their blocks had ended.
 
-        An error that ends the block of the claimer, and not that of a job before, is that of a single job.
+        `error` has ended the block of the claimer. If a single job is left, it is settled with that error.
         """
         if jobs:
             await asyncio.wait(
