@@ -159,7 +159,7 @@ async def test_backends_terminated_during_passes_lose_no_job_and_no_attempt(
     scene: Scene, mortal: Mortal
 ) -> None:
     for _ in range(2):
-        scene.start("work", {"lease": 60.0, "concurrency": 20})
+        await scene.worker(lease=60.0, concurrency=20)  # a worker ends if it loses its first connection
     jobs: list[str] = []
     with psycopg.connect(mortal.url(), autocommit=True) as db:
         for _ in range(20):
