@@ -37,6 +37,7 @@ from errandry.core.job import (
 )
 from errandry.core.retry import Backoff
 from errandry.core.state import HELD_STATES, TABLE, TERMINAL, Move, Reason, State
+from errandry.core.worker_loss import LIVES, UNKNOWN, WorkerLoss
 from errandry.errors import InvalidMove
 
 NOW = 1_750_000_000.0
@@ -82,7 +83,8 @@ PURE: Mapping[Move, Callable[[JobRecord], JobRecord]] = {
     Move.SNOOZE: lambda job: move.settled(job, SnoozeOutcome(1.0), LATER),
     Move.RELEASE: lambda job: move.settled(job, ReleaseOutcome(), LATER),
     Move.GIVE_UP: lambda job: move.settled(job, GiveUpOutcome(), LATER),
-    Move.EXPIRE: lambda job: move.expired(job, LATER),
+    Move.EXPIRE: lambda job: move.expired(job, LATER, UNKNOWN),
+    Move.LOSE: lambda job: move.lost(job, LATER),
     Move.CANCEL: lambda job: move.canceled(job, LATER),
     Move.RESOLVE: lambda job: move.resolved(job, State.COMPLETED, None, "", LATER),
     Move.POSTPONE: lambda job: move.postponed(job, LATER + 1, LATER),
@@ -439,7 +441,7 @@ def test_the_newest_errors_are_kept_and_their_text_is_truncated() -> None:
 def test_an_expired_claim_gives_its_attempt_back() -> None:
     job = in_state(State.CLAIMED)
 
-    assert changed(job, move.expired(job, LATER)) == RELEASED | {
+    assert changed(job, move.expired(job, LATER, UNKNOWN)) == RELEASED | {
         "state": State.WAITING,
         "run_at": LATER,
         "attempts": 0,
@@ -449,7 +451,7 @@ def test_an_expired_claim_gives_its_attempt_back() -> None:
 
 def test_an_expired_running_job_counts_a_crash() -> None:
     job = in_state(State.RUNNING)
-    after = move.expired(job, LATER)
+    after = move.expired(job, LATER, UNKNOWN)
 
     [error] = after.errors
     assert (error.attempt, error.worker, error.started, error.ended) == (1, "worker", NOW, LATER)
@@ -475,10 +477,35 @@ def test_an_expired_running_job_counts_a_crash() -> None:
 def test_an_expired_job_fails_at_its_limit_of_attempts_or_crashes(
     fields: dict[str, Any], state: State, reason: Reason | None
 ) -> None:
-    after = move.expired(in_state(State.RUNNING, **fields), LATER)
+    after = move.expired(in_state(State.RUNNING, **fields), LATER, UNKNOWN)
 
     assert (after.state, after.reason) == (state, reason)
     assert (after.crashes, len(after.errors)) == (fields.get("crashes", 0) + 1, 1)
+
+
+def test_a_job_that_its_worker_only_stalled_spends_its_attempt_but_counts_no_crash() -> None:
+    after = move.expired(in_state(State.RUNNING, attempts=1, crashes=2), LATER, LIVES)
+
+    assert (after.state, after.attempts, after.crashes, after.lost_by) == (State.WAITING, 1, 2, None)
+    assert move.expired(in_state(State.RUNNING, attempts=5), LATER, LIVES).state is State.FAILED
+
+
+def test_a_crash_that_is_not_final_names_the_worker() -> None:
+    after = move.expired(in_state(State.RUNNING), LATER, WorkerLoss(Failure(), final_at=LATER + 9))
+
+    assert (after.state, after.crashes, after.lost_by) == (State.WAITING, 1, "worker")
+
+
+def test_the_crash_at_the_cap_waits_until_it_is_final() -> None:
+    job = in_state(State.RUNNING, crashes=2)
+
+    after = move.expired(job, LATER, WorkerLoss(Failure(), final_at=LATER + 9))
+
+    assert (after.state, after.run_at, after.crashes) == (State.SCHEDULED, LATER + 9, 3)
+    assert move.awaits_final_crash(after)
+    assert not move.awaits_final_crash(move.crash_confirmed(after))
+    taken_back = move.crash_taken_back(after, LATER)
+    assert (taken_back.state, taken_back.crashes, taken_back.lost_by) == (State.WAITING, 2, None)
 
 
 # Moves of operators.

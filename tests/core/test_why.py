@@ -266,7 +266,13 @@ CASES: list[tuple[str, Why, list[str], str]] = [
         "suspect",
         explained(job(crashes=1), held=running(1, crashes=1)),
         ["suspect"],
-        "It was running when its worker died, 1 of 3 times",
+        "It was running when its worker was lost, 1 of 3 times: such jobs share a quarter",
+    ),
+    (
+        "isolated suspect",
+        explained(job(crashes=2), held=running(1, crashes=1)),
+        ["suspect"],
+        "2 of 3 times: the next loss would fail it, so it waits until no other such job runs on the host.",
     ),
     ("in line", explained(WAITING, ahead=1), ["in_line"], "1 job is before it in queue mail."),
     (

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import IO, Any
 
@@ -140,6 +140,15 @@ async def poison(ctx: JobContext) -> Result:
         os._exit(1)
 
 
+async def poison_all(ctx: JobContext, pids: str) -> Result:
+    """Kill the workers that have a file in the folder `pids`, this one last."""
+    with journaled(ctx):
+        for pid in sorted(map(int, os.listdir(pids)), key=lambda pid: pid == os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise RuntimeError(f"process {os.getpid()} has no file in {pids}")
+
+
 async def hold_many(ctx: JobContext, gates: list[str]) -> list[Result]:
     """A batch that runs until the file for its attempt exists."""
     with ExitStack() as stack:
@@ -182,7 +191,7 @@ def _is_locked(file: IO[str]) -> bool:
 
 HANDLERS: tuple[Callable[..., Any], ...] = (
     *(quick, rest, rest_in_thread, stumble, hold, hold_in_thread, insist, permitted),
-    *(block, burn, kill, kill_in_thread, poison),
+    *(block, burn, kill, kill_in_thread, poison, poison_all),
 )
 
 

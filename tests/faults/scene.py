@@ -113,6 +113,14 @@ class Scene:
 
         await wait_until_async(are_in_state)
 
+    async def crashes_taken_back(self, job: str) -> None:
+        """Wait until a heartbeat of the worker that lost the job has taken its crash back."""
+
+        async def has_no_crash() -> bool:
+            return (await self.app.client.record(job)).crashes == 0
+
+        await wait_until_async(has_no_crash)
+
     async def all_finished(self, limit: float = WAIT_TIMEOUT) -> StoreContents:
         """The contents of the store, as soon as all jobs have finished."""
 

@@ -96,6 +96,21 @@ async def test_a_second_worker_finishes_all_jobs_of_a_worker_killed_at_any_step(
     await scene.check()
 
 
+async def test_a_hundred_jobs_of_a_killed_worker_are_back_in_rounds_of_a_quarter(scene: Scene) -> None:
+    """One after the other they would take 300 s. `tests/worker/test_suspects.py` says how long this takes."""
+    jobs = [await scene.enqueue("rest", seconds=3.0) for _ in range(100)]
+    killed = await scene.worker(lease=60.0, concurrency=100)
+    await scene.wait_for_states(jobs, State.RUNNING)
+    killed.kill()
+    killed_at = time.monotonic()
+    await scene.worker(lease=60.0, concurrency=100)
+    contents = await scene.all_finished()
+
+    assert time.monotonic() - killed_at < 60
+    assert {(job.state, job.attempts, job.crashes) for job in contents.jobs} == {(State.COMPLETED, 2, 1)}
+    await scene.check()
+
+
 async def test_a_prefetched_job_of_a_killed_worker_has_spent_no_attempt(scene: Scene) -> None:
     running = await scene.enqueue("hold", gate=scene.gate)
     prefetched = [await scene.enqueue("quick") for _ in range(3)]

@@ -313,7 +313,7 @@ async def test_a_file_that_no_worker_made_proves_nothing_and_is_not_deleted(
     """Beats come from the store, and a program that writes there must not be able to delete files here."""
     other_file = tmp_path / "other_file.alive"
     other_file.touch()
-    link = Path(liveness._lock_folder()) / f"{tmp_path.name}-{os.getpid()}.alive"
+    link = Path(liveness.lock_folder()) / f"{tmp_path.name}-{os.getpid()}.alive"
     link.symlink_to(other_file)
     try:
         for path in (str(other_file), str(link), "", "/", str(link.parent / ".." / "x.alive")):

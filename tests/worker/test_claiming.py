@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC
 
@@ -257,33 +258,56 @@ async def test_a_slow_claim_is_run_although_its_first_renewal_is_refused(is_enqu
     assert (record.attempts, record.crashes) == (1, 0)
 
 
-async def test_suspects_run_one_at_a_time(live: Errandry) -> None:
-    running, most = 0, 0
+async def test_shared_suspects_take_a_quarter_of_the_slots_of_their_runner(live: Errandry) -> None:
+    pair, running, most = asyncio.Barrier(2), Counter[str](), Counter[str]()
 
-    async def enter() -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.005)
-        running -= 1
+    def enter(runner: str) -> None:
+        running[runner] += 1
+        most[runner] = max(most[runner], running[runner])
 
     @live.task
     async def on_loop() -> None:
-        await enter()
+        enter("async")
+        await pair.wait()
+        running["async"] -= 1
 
     @live.task
-    async def in_thread() -> None:
-        await enter()
+    def in_thread() -> None:
+        enter("thread")
+        running["thread"] -= 1
 
     jobs = await live.enqueue_many([task.new() for task in (on_loop, in_thread) for _ in range(4)])
     claims = await live.engine.submit(Claim(worker="dead", nonce="1", limit=10))
     assert isinstance(claims, Claims)
     assert len(claims.jobs) == 8
     await live.engine.submit(Upkeep(dead=("dead",)))
-    await run_burst(live)
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        await run_burst(live, concurrency=8, thread_slots=4)
 
     assert [(await job.refresh()).record.crashes for job in jobs] == [1] * 8
     assert {job.state for job in jobs} == {State.COMPLETED}
+    assert most == {"async": 2, "thread": 1}
+
+
+async def test_an_isolated_suspect_runs_with_no_other_suspect_on_its_host(live: Errandry) -> None:
+    """Two workers, as two processes of a host; each job's next loss would fail it."""
+    running, most = 0, 0
+
+    @live.task(max_attempts=2)
+    async def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    jobs = await live.enqueue_many([work.new() for _ in range(6)])
+    await live.engine.submit(Claim(worker="dead", nonce="1", limit=10))
+    await live.engine.submit(Upkeep(dead=("dead",)))
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        await asyncio.gather(run_burst(live), run_burst(live))
+
+    assert {(await job.refresh()).state for job in jobs} == {State.COMPLETED}
     assert most == 1
 
 
@@ -299,7 +323,7 @@ async def test_a_suspect_is_settled_before_the_next_suspect_is_claimed() -> None
         await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=10))
         await jobs.engine.submit(Upkeep(dead=("dead",)))
         began = len(store.commands)
-        await run_burst(jobs)
+        await run_burst(jobs, concurrency=4)
 
         assert (await jobs.counts())["default"] == {"completed": 3}
     settling = [

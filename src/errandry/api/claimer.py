@@ -5,7 +5,7 @@ import itertools
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,13 +17,16 @@ from errandry.api.options import Duration
 from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, settle_all
 from errandry.claims.open_claim import OpenClaim
-from errandry.claims.presence import BEAT_INTERVAL, CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.suspect_lock import SuspectLock
+from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
+from errandry.clock import Clock
 from errandry.core import check
 from errandry.core.answer import Answer, Claims
-from errandry.core.command import DEFAULT_LEASE, Beat, Claim
+from errandry.core.command import BEAT_INTERVAL, DEFAULT_LEASE, Beat, Claim
 from errandry.core.duration import seconds
 from errandry.errors import CommandFailed, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
 
@@ -72,7 +75,9 @@ class Claimer:
         self._jobs: dict[OpenClaim, ClaimedJob] = {}
         self._in_flight: set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
-        self._is_claiming_suspect = False
+        self._suspects = _ClaimedSuspects(self._jobs, app.clock)
+        self._turns = SuspectTurns(SuspectLock(lambda: app.store.identity), self._suspects, app.clock)
+        self._is_claiming_suspects = False
         self._job_error: BaseException | None = None
         self._was_opened, self._closing = False, asyncio.Event()
         self._started_at, self._process = app.clock.time(), os.getpid()
@@ -103,7 +108,8 @@ class Claimer:
                 return []
             if jobs or left <= 0:
                 return jobs
-            timeout = min(left, POLL_INTERVAL, POLL_INTERVAL if due_in is None else due_in)
+            pauses = (left, POLL_INTERVAL, due_in, self._turns.retry_in)
+            timeout = min(pause for pause in pauses if pause is not None)
             await wait_for_first(engine.call(store.wait_for_change, version, timeout), closing.wait())
             if closing.is_set():
                 return []
@@ -118,7 +124,13 @@ class Claimer:
         self._engine, self._writes = app.engine, log_of_writes(app.clock, self._trouble.report)
         self._engine.watch_writes(self._writes)
         self._leases = Leases(
-            app.engine, app.clock, self.id, self._lease, self._lease / 3, self._trouble.report
+            app.engine,
+            app.clock,
+            self.id,
+            self._lease,
+            self._lease / 3,
+            self._trouble.report,
+            self._beat_soon,
         )
         self._presence = Presence(app.engine, self._trouble, self._make_beat, BEAT_INTERVAL)
         try:
@@ -170,6 +182,7 @@ class Claimer:
                     await self._observers.finish()
             await self._observers.close()
             self._presence.close()
+            self._turns.close()
             self._engine.unwatch_writes(self._writes)
 
     async def _finish_claims(self, claims: "set[asyncio.Task[ClaimedJobs] | asyncio.Task[None]]") -> None:
@@ -193,20 +206,23 @@ class Claimer:
             raise
 
     async def _claim(self, limit: int) -> ClaimedJobs:
-        sent_at = self._app.clock.monotonic()
-        suspects = [claim for claim in list(self._jobs) if claim.record.crashes]
-        has_suspect = any(claim.lease_until > sent_at for claim in suspects)
-        if has_suspect or self._is_claiming_suspect:
-            return await self._claim_jobs(limit, 0, sent_at)
-        self._is_claiming_suspect = True
+        if self._is_claiming_suspects:
+            return await self._claim_jobs(limit, 0)
+        self._is_claiming_suspects, turns = True, self._turns
         try:
-            return await self._claim_jobs(limit, 1, sent_at)
+            jobs, due_in = await self._claim_jobs(limit, turns.quota(limit, self._suspects.suspects_held))
+            if not jobs and turns.begin():  # only the answer has said that suspects wait
+                quota = turns.quota(limit, self._suspects.suspects_held)
+                return await self._claim_jobs(limit, quota)
+            return jobs, due_in
         finally:
-            self._is_claiming_suspect = False
+            self._is_claiming_suspects = False
+            turns.end_claim()
 
-    async def _claim_jobs(self, limit: int, suspects: int, sent_at: float) -> ClaimedJobs:
-        """Claim jobs. At most `suspects` of them were running when their worker died."""
+    async def _claim_jobs(self, limit: int, suspects: int) -> ClaimedJobs:
+        """Claim jobs. At most `suspects` of them were running when their worker was lost."""
         clock = self._app.clock
+        sent_at = clock.monotonic()
         command = Claim(
             worker=self.id,
             nonce=next(self._nonces),
@@ -214,11 +230,14 @@ class Claimer:
             queues=self._queues,
             tasks=self._tasks,
             suspects=suspects,
+            suspect_kind=self._turns.kind,
             lease=self._lease,
         )
         answer = await self._submit_claim(command, sent_at + self._lease)
         if not isinstance(answer, Claims):
             raise CommandFailed("Claim", f"the store answered {answer!r}")
+        self._turns.note_waiting(answer.waiting_suspects)
+        self._suspects.claimed += sum(record.crashes > 0 for record in answer.jobs)
         jobs = []
         for record in answer.jobs:
             claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)
@@ -290,6 +309,9 @@ class Claimer:
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
 
+    def _beat_soon(self) -> None:
+        self._presence.report_soon()
+
     def _make_beat(self) -> Beat:
         return Beat(
             worker=self.id,
@@ -297,6 +319,7 @@ class Claimer:
             tasks=self._tasks,
             running=len(self._jobs),
             started_at=self._started_at,
+            lease=self._lease,
         )
 
     def _background_loops(self) -> list[LoopFunction]:
@@ -309,6 +332,22 @@ class Claimer:
         if self._runs_upkeep:
             loops.append(UpkeepLoop(app.engine, app.clock, self._trouble, lambda: app.archiver is None).run)
         return loops
+
+
+class _ClaimedSuspects:
+    """Counts the suspects among the jobs of a claimer. One whose lease has ended is not held any more."""
+
+    def __init__(self, jobs: Mapping[OpenClaim, ClaimedJob], clock: Clock) -> None:
+        self._jobs, self._clock, self.claimed = jobs, clock, 0
+
+    @property
+    def suspects_held(self) -> int:
+        now = self._clock.monotonic()
+        return sum(claim.record.crashes > 0 and claim.lease_until > now for claim in list(self._jobs))
+
+    @property
+    def suspects_ended(self) -> int:
+        return self.claimed - self.suspects_held
 
 
 def _names(field: str, given: Any) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ separate task, so that a slow read delays no renewal.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -57,7 +57,10 @@ class HeldClaim(Protocol):
 
 
 class Leases:
-    """The leases a worker holds, by job. `lease` and `interval`, between renewals, are in seconds."""
+    """The leases a worker holds, by job. `lease` and `interval`, between renewals, are in seconds.
+
+    `on_lost` is called when a lease is lost, on any thread.
+    """
 
     def __init__(
         self,
@@ -67,10 +70,11 @@ class Leases:
         lease: float,
         interval: float,
         on_trouble: OnTrouble = ignore_trouble,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._clock, self._worker = engine, clock, worker
         self._lease, self._interval = lease, interval
-        self._on_trouble = on_trouble
+        self._on_trouble, self._on_lost = on_trouble, on_lost
         self._due = clock.monotonic() + interval
         self._held: dict[str, HeldClaim] = {}
         self._watch_log = ThrottledLog(
@@ -172,6 +176,7 @@ class Leases:
             return False
         log.warning("the lease of %s is lost, it should stop: %s", run, reason)
         run.mark_lost(reason)
+        self._on_lost()
         return True
 
 

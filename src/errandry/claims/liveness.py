@@ -24,7 +24,7 @@ class Liveness:
     def __init__(self) -> None:
         self.path, self._lock, self._process = "", -1, os.getpid()
         try:
-            path = os.path.join(_lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
+            path = os.path.join(lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.path = path
@@ -54,7 +54,7 @@ def is_dead(path: str) -> bool:
     Paths come from the store and are not trusted: a path outside this user's lock folder is not opened.
     """
     try:
-        if os.path.dirname(path) != _lock_folder() or not path.endswith(SUFFIX):
+        if os.path.dirname(path) != lock_folder() or not path.endswith(SUFFIX):
             return False
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -77,7 +77,7 @@ def remove_lock_file(path: str) -> bool:
     return True
 
 
-def _lock_folder() -> str:
+def lock_folder() -> str:
     """The folder for lock files: the same for all processes of this user, writable only by them."""
     folder = os.path.join(tempfile.gettempdir(), f"errandry-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -13,12 +13,13 @@ from errandry.claims.liveness import Liveness
 from errandry.claims.trouble import TroubleReporter
 from errandry.core.command import Beat
 from errandry.errors import ErrandryError
+from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.engine.engine import Engine
 
 log = logging.getLogger("errandry.worker")
 
-BEAT_INTERVAL = 5.0
-"""Seconds between two heartbeats."""
+RETRY_INTERVAL = 1.0
+"""Seconds until the next heartbeat after one that could not be written."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that a stopping worker waits for a store that does not answer."""
 
@@ -43,6 +44,7 @@ class Presence:
     ) -> None:
         self._engine, self._trouble, self._describe, self._interval = engine, trouble, describe, interval
         self._liveness = Liveness()
+        self._requests = ChangeCounter()
 
     @property
     def descriptor(self) -> int | None:
@@ -50,12 +52,19 @@ class Presence:
         return self._liveness.descriptor
 
     async def report_forever(self) -> None:
-        """Write a heartbeat at each interval."""
+        """Write a heartbeat at each interval, and when `report_soon` was called. On the engine's loop."""
+        was_written, requests = True, self._requests.version
         while True:
-            await asyncio.sleep(self._interval)
-            await self.report()
+            interval = self._interval if was_written else min(self._interval, RETRY_INTERVAL)
+            await self._requests.wait(requests, interval)
+            requests = self._requests.version
+            was_written = await self.report()
 
-    async def report(self, *, gone: bool = False) -> None:
+    def report_soon(self) -> None:
+        """Write a heartbeat now: it takes back the crashes of jobs that this worker lost. From any thread."""
+        self._requests.increment()
+
+    async def report(self, *, gone: bool = False) -> bool:
         """Write a heartbeat; with `gone` the last one. If the store cannot write it, log a warning."""
         beat = replace(
             self._describe(), host=socket.gethostname(), pid=os.getpid(), alive=self._liveness.path, gone=gone
@@ -63,11 +72,13 @@ class Presence:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT if gone else None):
                 await self._engine.submit(beat)
+                return True
         except (ErrandryError, TimeoutError) as error:
             slow = TimeoutError("the store did not answer in time")
             trouble = slow if isinstance(error, TimeoutError) else error
             self._trouble.report("cannot write heartbeats", trouble)
             log.warning("cannot write the heartbeat of worker %s: %s", beat.worker, trouble)
+            return False
 
     def close(self) -> None:
         """Unlock the file, after the last heartbeat. See `Liveness.close`."""

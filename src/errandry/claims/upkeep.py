@@ -59,7 +59,9 @@ class UpkeepLoop:
         If it did nothing but prune, sleep as long as it took: half of the time is left to other commands.
         """
         dead, began = await self._dead_workers(), self._clock.monotonic()
-        answer = await self._engine.submit(Upkeep(dead=tuple(dead), prune=self._may_prune()))
+        answer = await self._engine.submit(
+            Upkeep(dead=tuple(dead), prune=self._may_prune(), worker=self._trouble.worker)
+        )
         self.last_run = self._clock.monotonic()
         if isinstance(answer, UpkeepResult) and answer.more:
             if not (answer.expired or answer.promoted or answer.lapsed or answer.ticked):

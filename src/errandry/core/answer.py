@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from errandry.core.job import JobRecord
 from errandry.core.schedule import Backfilled
+from errandry.core.suspect import SuspectKind
 from errandry.errors import ErrandryError
 
 
@@ -45,10 +46,14 @@ class Inserted(Struct, frozen=True, gc=False):
 
 
 class Claims(Struct, frozen=True, gc=False):
-    """The claimed jobs, each under a new fence, and the seconds until the next job is due."""
+    """The claimed jobs, each under a new fence, and the seconds until the next job is due.
+
+    `waiting_suspects` has the kinds of the suspects that wait in any queue.
+    """
 
     jobs: tuple[JobRecord, ...]
     due_in: float | None = None
+    waiting_suspects: tuple[SuspectKind, ...] = ()
 
 
 class Renewed(Struct, frozen=True, gc=False):

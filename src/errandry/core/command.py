@@ -19,9 +19,12 @@ from errandry.core.schedule import ScheduleCommand
 from errandry.core.selection import JobSelection
 from errandry.core.state import Move, Reason, State
 from errandry.core.step import SendSignal, WaitOutcome
+from errandry.core.suspect import SuspectKind
 from errandry.errors import InvalidValue
 
 DEFAULT_LEASE = 30.0
+BEAT_INTERVAL = 5.0
+"""Seconds between two heartbeats of a worker, by default."""
 STRICT = "strict"
 REPORT_MAX = 100
 """Maximum number of texts in one `ReportTrouble`."""
@@ -144,10 +147,10 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Take up to `limit` waiting jobs, most urgent first. The jobs of a batch count as one. Answer: `Claims`.
 
     `queues` and `tasks` of None mean all; `without` excludes tasks. With `start` the jobs come back running.
-    At most `suspects` of the jobs (None: any number) were running when their worker died. If a claimed job
-    is of a task in `batches`, more jobs of that task are added until its batches are full; a suspect is never
-    part of a batch. If the command is sent again with the same nonce, the answer is those of the same claims
-    that are still valid.
+    At most `suspects` of the jobs (None: any number) are suspects, and only of the kind `suspect_kind`. If a
+    claimed job is of a task in `batches`, more jobs of that task are added until its batches are full; a
+    suspect is never part of a batch. If the command is sent again with the same nonce, the answer is those of
+    the same claims that are still valid.
 
     `order` says which of the `queues` comes first. None: the queue of the most urgent job. `STRICT`: the
     order of `queues`. A tuple: a weight for each queue; it comes first in proportion to its weight.
@@ -160,6 +163,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     tasks: tuple[str, ...] | None = None
     without: tuple[str, ...] = ()
     suspects: int | None = None
+    suspect_kind: SuspectKind = SuspectKind.ANY
     start: bool = True
     batches: tuple[BatchSpec, ...] = ()
     lease: float = DEFAULT_LEASE
@@ -173,9 +177,16 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
         check.whole("limit", self.limit, 1, 10_000)
         if self.suspects is not None:
             check.whole("suspects", self.suspects, 0, 10_000)
+        if type(self.suspect_kind) is not SuspectKind:
+            raise InvalidValue("suspect_kind", self.suspect_kind, "must be a SuspectKind")
         check.lease(self.lease)
         check.names(self.queues, self.tasks)
         check.names(None, self.without)
+
+    @property
+    def suspect_filter(self) -> SuspectKind:
+        """The suspects that it may take."""
+        return SuspectKind.NONE if self.suspects == 0 else self.suspect_kind
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -366,7 +377,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker reports that it is alive, and its load; with `gone`, that it has stopped. Answer: WRITTEN.
 
     `alive` is the path of a file on its host that the worker keeps locked while it lives. `shares` are
-    slots in addition to `concurrency`. A batch takes one slot; `running` counts slots.
+    slots in addition to `concurrency`. A batch takes one slot; `running` counts slots. `lease` is the lease
+    of its claims, and `interval` the time between two beats, both in seconds.
     """
 
     worker: str
@@ -380,6 +392,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     shares: tuple[SlotShare, ...] = ()
     batches: tuple[BatchSpec, ...] = ()
     started_at: float = 0.0
+    lease: float = DEFAULT_LEASE
+    interval: float = BEAT_INTERVAL
     gone: bool = False
 
     def __post_init__(self) -> None:
@@ -392,10 +406,17 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         for field in ("pid", "concurrency", "running"):
             check.whole(field, getattr(self, field), 0, check.INT_MAX)
         check.instant("started_at", self.started_at)
+        check.lease(self.lease)
+        check.span("interval", self.interval)
         check.names(self.queues, self.tasks)
         check.tuple_of("shares", self.shares, SlotShare)
         check.tuple_of("batches", self.batches, BatchSpec)
         check.flag("gone", self.gone)
+
+    @property
+    def silence_limit(self) -> float:
+        """Seconds without a beat after which the worker counts as dead."""
+        return self.lease + 2 * self.interval
 
 
 class WorkerRecord(Struct, frozen=True):
@@ -426,15 +447,19 @@ class ReportTrouble(Struct, frozen=True, gc=False):
 class Upkeep(Struct, frozen=True, gc=False):
     """Expire, tick, promote, lapse, prune, trim and fold, up to `limit` jobs of each. Answer: `UpkeepResult`.
 
-    `dead` names workers that have certainly died: their leases expire at once. Without `prune` finished jobs
-    stay; the sender deletes them in another way, such as after archiving.
+    `worker` is the worker that sends it. `dead` names workers that have certainly died: their leases expire
+    at once. Without `prune` finished jobs stay; the sender deletes them in another way, such as after
+    archiving.
     """
 
     limit: int = 1_000
     dead: tuple[str, ...] = ()
     prune: bool = True
+    worker: str = ""
 
     def __post_init__(self) -> None:
+        if self.worker:
+            check.name("worker", self.worker)
         check.whole("limit", self.limit, 1, 100_000)
         for worker in self.dead:
             check.name("worker", worker)

@@ -15,6 +15,7 @@ from errandry.core.duration import format_duration
 from errandry.core.retry import Backoff
 from errandry.core.state import SCHEDULED, TERMINAL, Move, Reason, State
 from errandry.core.step import StepState
+from errandry.core.suspect import SuspectKind, suspect_kind
 from errandry.core.unique import Conflict, UniqueKey
 from errandry.errors import InvalidValue
 
@@ -151,6 +152,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     `seq` numbers jobs in the order of their insert. `group` is the fairness, limit and order key of jobs in a
     queue. `place` orders the waiting jobs of a priority, lowest first; those of `lifo` jobs are negative.
     `settled` is the outcome last written under `fence`; it distinguishes a repeated settle from a stale one.
+    `lost_by` is the worker that lost the job last, while a heartbeat of it would take the crash back.
     `children` and `parents` count the jobs of its flow that it waits for and that wait for it;
     `open_children` counts the children that have not ended while it is blocked. `steps` is None for a job
     without steps.
@@ -191,6 +193,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     started_at: float | None
     finished_at: float | None
     expires_at: float | None
+    lost_by: str | None
     backoff: Backoff | None
     keep: Keep | None
     progress: Progress | None
@@ -209,6 +212,11 @@ class JobRecord(Struct, frozen=True, gc=False):
     @property
     def finished(self) -> bool:
         return self.state in TERMINAL
+
+    @property
+    def suspect(self) -> SuspectKind:
+        """The kind of suspect that it is when it waits."""
+        return suspect_kind(self.crashes, self.max_crashes, self.attempts, self.max_attempts)
 
 
 class NewJob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -53,11 +53,10 @@ from errandry.core.state import (
 )
 from errandry.core.step import StepState, WaitOutcome
 from errandry.core.unique import KeyHolder, UniqueKey, UniqueScope
+from errandry.core.worker_loss import WorkerLoss
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
-_LEASE_EXPIRED = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker stopped renewing its lease")
-_WORKER_DIED = Failure(Reason.WORKER_LOST, "WorkerLost", "the process of the worker died")
 
 
 def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> JobRecord:
@@ -96,6 +95,7 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
         new.metadata,
         now,
         now,
+        None,
         None,
         None,
         None,
@@ -227,26 +227,50 @@ def retry_delay(job: JobRecord, outcome: RetryOutcome) -> float:
     return (job.backoff or retry.DEFAULT_BACKOFF).delay(job.attempts, job.id)
 
 
-def expired_by_death(job: JobRecord, now: float) -> JobRecord:
-    """The job after its worker is known to have died; as `expired`, before the lease has run out."""
-    return expired(job, now, _WORKER_DIED)
+def expired(job: JobRecord, now: float, loss: WorkerLoss) -> JobRecord:
+    """Waiting again because its worker has lost it; failed at a limit, or canceled if that was requested.
 
-
-def expired(job: JobRecord, now: float, failure: Failure = _LEASE_EXPIRED) -> JobRecord:
-    """Waiting again because the lease ran out; failed at a limit, or canceled if that was requested."""
+    If the crashes are at their cap, but this one is not final yet, it is scheduled for the time when it is.
+    """
     if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
-    crashes = job.crashes + 1
-    errors = _with_error(job, failure, now)
+    final_at = None if loss.lives else loss.final_at
+    changes: dict[str, Any] = {
+        "errors": _with_error(job, loss.failure, now),
+        "crashes": job.crashes if loss.lives else job.crashes + 1,
+    }
     if job.cancel_requested:  # guard: cancel_wins_at_expiry
-        return _finished(
-            job, Move.EXPIRE, now, CANCELED, reason=Reason.CANCELED, errors=errors, crashes=crashes
-        )
-    if job.attempts >= job.max_attempts or crashes >= job.max_crashes:  # guard: attempts_of_expiry, crash_cap
-        return _finished(
-            job, Move.EXPIRE, now, FAILED, reason=Reason.WORKER_LOST, errors=errors, crashes=crashes
-        )
-    return _requeued(job, Move.EXPIRE, now, 0.0, errors=errors, crashes=crashes)
+        return _finished(job, Move.EXPIRE, now, CANCELED, reason=Reason.CANCELED, **changes)
+    is_capped = changes["crashes"] >= job.max_crashes and not loss.lives
+    # guard: attempts_of_expiry, crash_cap
+    if job.attempts >= job.max_attempts or (is_capped and final_at is None):
+        return _finished(job, Move.EXPIRE, now, FAILED, reason=Reason.WORKER_LOST, **changes)
+    delay = final_at - now if is_capped and final_at is not None else 0.0
+    return _requeued(
+        job, Move.EXPIRE, now, delay, lost_by=None if final_at is None else job.worker, **changes
+    )
+
+
+def awaits_final_crash(job: JobRecord) -> bool:
+    """Whether it is scheduled only because the crash that fails it may still be taken back."""
+    is_lost = job.lost_by is not None and job.settled is None
+    return job.state is SCHEDULED and is_lost and job.crashes >= job.max_crashes
+
+
+def lost(job: JobRecord, now: float) -> JobRecord:
+    """Failed: its crashes are at their cap, and the last one is final."""
+    return _finished(job, Move.LOSE, now, FAILED, reason=Reason.WORKER_LOST)
+
+
+def crash_confirmed(job: JobRecord) -> JobRecord:
+    """With its last crash final: the worker is known to have died."""
+    return replace(job, lost_by=None)
+
+
+def crash_taken_back(job: JobRecord, now: float) -> JobRecord:
+    """With one crash less, as the worker that lost it lives. Waiting, if it only waited for that worker."""
+    job_before = replace(job, crashes=max(0, job.crashes - 1), lost_by=None, updated_at=now)
+    return promoted(job_before, now) if awaits_final_crash(job) else job_before
 
 
 def promoted(job: JobRecord, now: float) -> JobRecord:
@@ -293,6 +317,7 @@ def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float
         max_attempts=max(job.max_attempts, attempts + 1),
         crashes=0 if reset_attempts else job.crashes,
         releases=0,
+        lost_by=None,
         worker=None,
         reason=None,
         result=None,
@@ -400,6 +425,7 @@ def _finished(job: JobRecord, move: Move, now: float, to: State, **changes: Any)
         lease_until=None,
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).span(to),
+        lost_by=None,
         **changes,
     )
 
@@ -414,6 +440,7 @@ def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecor
         lease_until=None,
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).completed,
+        lost_by=None,
         result=outcome.result,
         settled=Move.COMPLETE,
     )

@@ -82,6 +82,7 @@ class Move(StrEnum):
     RELEASE = "release"
     GIVE_UP = "give_up"
     EXPIRE = "expire"
+    LOSE = "lose"
     CANCEL = "cancel"
     CANCEL_FORCED = "cancel_forced"
     RESOLVE = "resolve"
@@ -191,8 +192,13 @@ TABLE: Mapping[Move, Transition] = {
     Move.EXPIRE: Transition(
         _all(WAITING, CLAIMED, RUNNING),
         Actor.ANY_WORKER,
-        {FAILED: f"attempts are spent, crashes at their cap, or {_RELEASED_TOO_OFTEN}", **_CANCEL_WINS},
+        {
+            FAILED: f"attempts are spent, crashes at their cap, or {_RELEASED_TOO_OFTEN}",
+            SCHEDULED: "crashes at their cap, but the worker may still show that it lives",
+            **_CANCEL_WINS,
+        },
     ),
+    Move.LOSE: Transition(_all(FAILED, SCHEDULED), Actor.ANY_WORKER),
     Move.CANCEL: Transition(
         {**_all(CANCELED, BLOCKED, SCHEDULED, WAITING, CLAIMED), RUNNING: RUNNING}, Actor.ANYONE
     ),

@@ -16,6 +16,7 @@ from errandry.core.duration import format_time, rough_duration
 from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseRecord
 from errandry.core.job import AttemptError, JobRecord
 from errandry.core.state import Move, State
+from errandry.core.suspect import SuspectKind
 from errandry.core.tick import origin
 from errandry.core.unique import UniqueScope
 
@@ -254,13 +255,24 @@ def _workers(facts: WhyFacts) -> Iterator[WhyReason]:
         yield WhyReason(
             WhyCode.WORKERS_BUSY, f"All slots of the workers that could run it are taken: {each}."
         )
-    with_suspect = {held.worker for held in facts.held if held.crashes}
-    if job.crashes and with_suspect >= {worker.beat.worker for worker in fitting}:
-        rule = "a worker runs one such job at a time, and each worker has one already"
-        yield WhyReason(
-            WhyCode.SUSPECT,
-            f"It was running when its worker died, {job.crashes} of {job.max_crashes} times: {rule}.",
-        )
+    if job.crashes:
+        yield from _suspect(facts, fitting)
+
+
+def _suspect(facts: WhyFacts, fitting: Sequence[WorkerRecord]) -> Iterator[WhyReason]:
+    """A suspect that waits for its turn: the workers that could run it are running other suspects."""
+    job = facts.job
+    running = {held.worker for held in facts.held if held.crashes}
+    if job.suspect is SuspectKind.ISOLATED:
+        hosts = {worker.beat.host for worker in facts.workers if worker.beat.worker in running}
+        is_blocked = hosts >= {worker.beat.host for worker in fitting}
+        rule = "the next loss would fail it, so it waits until no other such job runs on the host"
+    else:
+        is_blocked = running >= {worker.beat.worker for worker in fitting}
+        rule = "such jobs share a quarter of a worker's slots, and take turns"
+    if is_blocked:
+        text = f"It was running when its worker was lost, {job.crashes} of {job.max_crashes} times: {rule}."
+        yield WhyReason(WhyCode.SUSPECT, text)
 
 
 def _line(facts: WhyFacts) -> Iterator[WhyReason]:

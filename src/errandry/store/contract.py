@@ -175,6 +175,10 @@ class Store(Protocol):
     def bind(self, connection: object) -> Binding:
         """Return a way to insert over this connection. InvalidValue says which connections are possible."""
 
+    @property
+    def identity(self) -> str:
+        """Random id of the store, the same in each process; empty until the first pass."""
+
     def version(self) -> int:
         """Return a number that changes with the store. Get it, read, then call `wait_for_change` with it."""
 

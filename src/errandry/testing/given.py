@@ -7,6 +7,7 @@ from typing import Any
 from errandry.core.answer import WRITTEN, Claims, Inserted, Moved
 from errandry.core.command import (
     DEFAULT_LEASE,
+    Beat,
     CancelJobs,
     Claim,
     CompleteOutcome,
@@ -16,11 +17,13 @@ from errandry.core.command import (
     Ref,
     RemoveJobs,
     Settle,
+    Upkeep,
 )
 from errandry.core.flow import Edge
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.state import State
 from errandry.store.contract import Store
+from errandry.testing.clock import FakeClock
 
 _nonces = count(1)
 
@@ -99,6 +102,14 @@ class Given:
         [answer] = await self.store.commit([RemoveJobs(ids=(job.id,), force=True)])
         assert answer == Moved((job.id,))
         return job
+
+    async def lost_at_the_cap(self, clock: FakeClock, **fields: Any) -> JobRecord:
+        """A job whose crashes are at their cap, scheduled until the silence of its worker is final."""
+        await self.store.commit([Beat(worker="silent")])
+        job = await self.running("silent", max_crashes=1, **fields)
+        clock.advance(DEFAULT_LEASE)
+        await self.store.commit([Upkeep()])
+        return await self.current_job(job.id)
 
     async def in_state(self, state: State | None, **fields: Any) -> JobRecord:
         """A job in `state`, or with None the last record of a removed job."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from errandry.api.app import Errandry
 from errandry.api.task import Runner, Task
+from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import ThrottledLog
 from errandry.claims.trouble import TroubleReporter
 from errandry.core.answer import Answer, Claims, Lost, Renewed
@@ -52,6 +53,7 @@ class ClaimRequest(NamedTuple):
     limit: int
     tasks: TaskNames | None
     without: TaskNames = ()
+    runner: Runner = Runner.ASYNC
     is_prefetch: bool = False
     joins_batch: bool = False
 
@@ -69,10 +71,12 @@ class SlotClaimer:
         options: WorkerOptions,
         slots: Slots,
         dispatcher: Dispatcher,
+        turns: SuspectTurns,
         is_idle: Callable[[], bool],
     ) -> None:
         self._app, self._trouble, self._options, self._slots = app, trouble, options, slots
-        self._dispatcher, self._is_idle = dispatcher, is_idle
+        self._dispatcher, self._turns, self._is_idle = dispatcher, turns, is_idle
+        self._turn_numbers = itertools.count()
         prefix = secrets.token_hex(8)
         self._nonces = (f"{prefix}-{number}" for number in itertools.count())
         self._wakeups = ChangeCounter()
@@ -109,6 +113,7 @@ class SlotClaimer:
             while self._in_flight:
                 await asyncio.wait(self._in_flight)  # the jobs they claim belong to this worker
             self._dispatcher.close()
+            self._turns.close()
 
     def wake(self) -> None:
         """Claim again: a slot became free without a settle, which would carry a claim. From any thread."""
@@ -133,17 +138,20 @@ class SlotClaimer:
         )  # if not, a job that ends now may make others ready
         is_last = self._options.burst and was_idle and not self._paused
         try:
-            if version != self._exhausted_version or is_last:
+            if version != self._exhausted_version or is_last or self._turns.begin():
                 claimed = await self._claim(version)
                 self._claim_log.report_recovery()
-                if claimed or is_last:
+                if claimed or (is_last and not self._turns.has_untried):
                     return not claimed
         except ErrandryError as error:
             if self._options.burst and isinstance(error, StoreRefused):
                 raise  # a burst does not wait until someone grants a missing permission
             self._claim_log.report_failure(error)
         timeout = POLL_INTERVAL if self._due_in is None else min(POLL_INTERVAL, self._due_in)
-        if not await self._wakeups.wait(wakeups, timeout):
+        retry_in = self._turns.retry_in
+        if retry_in is not None and retry_in < timeout:
+            await self._wakeups.wait(wakeups, retry_in)
+        elif not await self._wakeups.wait(wakeups, timeout):
             self._exhausted_version = None
         return False
 
@@ -157,7 +165,7 @@ class SlotClaimer:
                 if self._stopped:
                     break
                 sent_at = self._app.clock.monotonic()
-                command = self._claim_command(request, self._slots.has_suspect)
+                command = self._claim_command(request, self._suspect_quota(request))
                 try:
                     answer = await self._app.engine.submit(command)
                 except ReplyLost:
@@ -165,12 +173,14 @@ class SlotClaimer:
                     is_exhausted = False
                     continue
                 if isinstance(answer, Claims):
+                    self._turns.note_waiting(answer.waiting_suspects)
                     self._avoid_unknown_tasks(answer.jobs)
                     claimed |= await self._dispatch(request, answer.jobs, sent_at)
                     is_exhausted &= self._has_exhausted(answer.jobs)
                     self._due_in = answer.due_in
         finally:
             self._is_claiming = False
+            self._turns.end_claim()
         if is_exhausted:
             self._note_exhausted(version, claimed)
         return claimed
@@ -180,15 +190,15 @@ class SlotClaimer:
         if self._is_claiming or self._in_flight or self._stopped:
             return []
         sent_at, version = self._app.clock.monotonic(), self._app.store.version()
-        has_suspect, loop, claims = self._slots.has_suspect, asyncio.get_running_loop(), []
-        for request in self._requests():
+        loop, claims, requests = asyncio.get_running_loop(), [], self._requests()
+        # The claims of a pass would not know of each other's suspects: one of them may take some.
+        turn = next(self._turn_numbers) % len(requests) if requests else 0
+        for number, request in enumerate(requests):
             answered: asyncio.Future[None] = loop.create_future()
             self._in_flight.add(answered)
-            command = self._claim_command(request, has_suspect)
+            command = self._claim_command(request, self._suspect_quota(request) if number == turn else 0)
             callback = Callback(partial(self._handle_answer, command, request, sent_at, version, answered))
             claims.append((command, callback))
-            # Two claims of one pass must not bring two suspects.
-            has_suspect = has_suspect or not request.joins_batch
         return claims
 
     def _handle_answer(
@@ -200,12 +210,15 @@ class SlotClaimer:
         answered: asyncio.Future[None],
         answer: Answer,
     ) -> None:
-        self._in_flight.discard(answered)
         answered.set_result(None)
         if isinstance(answer, ReplyLost):
             self._follow_up(self._recover_claim(command, request, sent_at))
-        if not isinstance(answer, Claims):
-            return
+        elif isinstance(answer, Claims):
+            self._take_jobs(answer, request, sent_at, version)
+        self._end_flight(answered)
+
+    def _take_jobs(self, answer: Claims, request: ClaimRequest, sent_at: float, version: int) -> None:
+        self._turns.note_waiting(answer.waiting_suspects)
         if not answer.jobs:
             # If a job becomes due sooner, the claimer must ask itself to learn when.
             if answer.due_in is None or answer.due_in >= POLL_INTERVAL:
@@ -225,7 +238,19 @@ class SlotClaimer:
         """Run this in a task; no claims are sent until it ends."""
         task = asyncio.create_task(follow_up)
         self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
+        task.add_done_callback(self._end_flight)
+
+    def _end_flight(self, claim: asyncio.Future[None] | asyncio.Task[bool]) -> None:
+        self._in_flight.discard(claim)
+        if not self._in_flight:
+            self._turns.end_claim()
+
+    def _suspect_quota(self, request: ClaimRequest) -> int:
+        """How many suspects a claim may take; they share no batch."""
+        if request.joins_batch:
+            return 0
+        slots, runner = self._slots, request.runner
+        return self._turns.quota(slots.slots_of(runner), slots.suspects_of(runner))
 
     async def _recover_claim(self, command: Claim, request: ClaimRequest, sent_at: float) -> bool:
         """Get the jobs of a claim whose reply was lost, by sending it again: the store answers the same jobs.
@@ -337,14 +362,15 @@ class SlotClaimer:
             ClaimRequest(room, (task,), joins_batch=True) for task, room in self._dispatcher.open_batches
         ]
         requests += [
-            ClaimRequest(free, tasks, without)
+            ClaimRequest(free, tasks, without, runner)
             for runner, tasks, without in kinds
             if (free := slots.free_slots(runner))
         ]
         if limit := slots.free_prefetch:
-            full = ((tasks, without) for runner, tasks, without in kinds if not slots.free_slots(runner))
+            full = (kind for kind in kinds if not slots.free_slots(kind[0]))
             requests += [
-                ClaimRequest(limit, tasks, without, is_prefetch=True) for tasks, without in islice(full, 1)
+                ClaimRequest(limit, tasks, without, runner, is_prefetch=True)
+                for runner, tasks, without in islice(full, 1)
             ]
         return requests
 
@@ -395,7 +421,7 @@ class SlotClaimer:
             kinds.append((runner, tuple(name for name in names[runner] if only is None or name in only), ()))
         return [kind for kind in kinds if kind[1] is None or kind[1]]
 
-    def _claim_command(self, request: ClaimRequest, has_suspect: bool) -> Claim:
+    def _claim_command(self, request: ClaimRequest, suspects: int) -> Claim:
         start = not request.is_prefetch and not request.joins_batch
         return Claim(
             worker=self._trouble.worker,
@@ -404,7 +430,8 @@ class SlotClaimer:
             queues=self._options.queues,
             tasks=request.tasks,
             without=request.without,
-            suspects=0 if has_suspect or request.joins_batch else 1,
+            suspects=suspects,
+            suspect_kind=self._turns.kind,
             start=start,
             batches=self._batch_specs if start else (),
             lease=self._options.lease,

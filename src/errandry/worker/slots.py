@@ -25,12 +25,14 @@ class Slots:
         self._waiters: dict[Runner, dict[HandlerCall, asyncio.Future[None]]] = {
             runner: {} for runner in Runner
         }
-        self._free = {
+        self._totals = {
             Runner.ASYNC: options.concurrency,
             Runner.THREAD: options.thread_slots,
             Runner.PROCESS: options.process_slots,
         }
-        self._suspect_count = 0
+        self._free = dict(self._totals)
+        self._suspects = dict.fromkeys(Runner, 0)
+        self.suspects_ended = 0
 
     @property
     def calls(self) -> list[HandlerCall]:
@@ -65,9 +67,17 @@ class Slots:
         return max(0, self._options.prefetch - sum(len(call.runs) for call in self.prefetched))
 
     @property
-    def has_suspect(self) -> bool:
-        """Whether a suspect is held, a job that was running when its worker died. They run one at a time."""
-        return self._suspect_count > 0
+    def suspects_held(self) -> int:
+        """Number of suspects that are held: jobs that were running when their worker was lost."""
+        return sum(self._suspects.values())
+
+    def suspects_of(self, runner: Runner) -> int:
+        """Number of suspects that are held for this runner."""
+        return self._suspects[runner]
+
+    def slots_of(self, runner: Runner) -> int:
+        """All slots of this runner, free or taken."""
+        return self._totals[runner]
 
     def take(self, calls: Iterable[HandlerCall]) -> None:
         """Give slots to calls whose jobs were claimed for free slots."""
@@ -80,7 +90,7 @@ class Slots:
         with self._lock:
             for call in calls:
                 self._prefetched[call.runner][call] = None
-                self._suspect_count += call.is_suspect
+                self._suspects[call.runner] += call.is_suspect
 
     async def wait_for_slot(self, call: HandlerCall) -> None:
         """Return when a prefetched call has a slot; calls get slots in the order in which they asked."""
@@ -102,7 +112,8 @@ class Slots:
                 return
             del self._calls[call]
             self._free[call.runner] += 1
-            self._suspect_count -= call.is_suspect
+            self._suspects[call.runner] -= call.is_suspect
+            self.suspects_ended += call.is_suspect
             self._assign_slots(call.runner)
 
     def _prefetched_calls(self) -> Iterator[HandlerCall]:
@@ -111,7 +122,7 @@ class Slots:
     def _take(self, call: HandlerCall) -> None:
         self._calls[call] = None
         self._free[call.runner] -= 1
-        self._suspect_count += call.is_suspect
+        self._suspects[call.runner] += call.is_suspect
 
     def _assign_slots(self, runner: Runner) -> None:
         """Give free slots of this runner to waiting calls."""
@@ -129,4 +140,4 @@ class Slots:
         self._waiters[call.runner].pop(call, None)
         if call in self._prefetched[call.runner]:
             del self._prefetched[call.runner][call]
-            self._suspect_count -= call.is_suspect
+            self._suspects[call.runner] -= call.is_suspect

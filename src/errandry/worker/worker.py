@@ -15,6 +15,8 @@ from errandry.api.task import Runner
 from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, StopReason, settle_all
 from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
+from errandry.claims.suspect_lock import SuspectLock
+from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
@@ -78,10 +80,12 @@ class Worker:
             self.options.lease,
             self.options.renewal,
             self._trouble.report,
+            self._beat_soon,
         )
         self._dispatcher = Dispatcher(app, self.options, self._slots, self._make_run, self._begin_calls)
+        turns = SuspectTurns(SuspectLock(lambda: app.store.identity), self._slots, app.clock)
         self._claimer = SlotClaimer(
-            app, self._trouble, self.options, self._slots, self._dispatcher, self._leases.is_idle
+            app, self._trouble, self.options, self._slots, self._dispatcher, turns, self._leases.is_idle
         )
         self._executor = Executor(
             app, self.options, self._slots.release, self._end_run, self._trouble.report, self._children
@@ -201,6 +205,9 @@ class Worker:
         releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
         await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
 
+    def _beat_soon(self) -> None:
+        self._presence.report_soon()
+
     def _make_beat(self) -> Beat:
         return Beat(
             worker=self.id,
@@ -211,6 +218,8 @@ class Worker:
             shares=self._slot_shares(),
             batches=batch_specs(self.app),
             started_at=self._started_at,
+            lease=self.options.lease,
+            interval=self.options.beat_every,
         )
 
     def _slot_shares(self) -> tuple[SlotShare, ...]:
@@ -239,6 +248,7 @@ class Worker:
         sys.setswitchinterval(min(switch_interval, SWITCH_INTERVAL))
         logging.getLogger().addHandler(capture)
         presence = Presence(self.app.engine, self._trouble, self._make_beat, self.options.beat_every)
+        self._presence = presence
         observers, tasks = Observers(self.app, self._trouble), list[asyncio.Task[None]]()
         writes = log_of_writes(self.app.clock, self._trouble.report)
         engine = self.app.engine

@@ -111,23 +111,25 @@ async def test_pauses_and_limits_hold_for_a_claimer(jobs: Errandry) -> None:
         assert len(await claimer.claim(limit=10)) == 2
 
 
-async def test_a_claimer_takes_one_suspect_at_a_time(jobs: Errandry, clock: FakeClock) -> None:
-    """A job that was running when its worker died may do it again; the others should not die with it.
+async def test_a_claimer_takes_a_quarter_of_its_limit_of_suspects(jobs: Errandry, clock: FakeClock) -> None:
+    """A job that was running when its worker died may do it again; few others should die with it.
 
     Without upkeep of its own, which would lock the jobs while the first claim looks for them.
     """
-    for _ in range(2):
+    for _ in range(3):
         await jobs.enqueue("send")
-    await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=2, lease=LEASE))
+    await jobs.engine.submit(Claim(worker="dead", nonce="1", limit=3, lease=LEASE))
     clock.advance(LEASE)
 
     async with jobs.claimer(upkeep=False) as claimer:
-        [first] = await claimer.claim(limit=10)
-        assert await claimer.claim(limit=10) == []
+        first, second = await claimer.claim(limit=8)
+        assert await claimer.claim(limit=8) == []
         await first.complete()
-        [second] = await claimer.claim(limit=10)
+        assert await claimer.claim(limit=8) == []  # the round has not ended
+        await second.complete()
+        [third] = await claimer.claim(limit=8)
 
-        assert (first.attempt, second.attempt) == (2, 2)
+        assert {job.attempt for job in (first, second, third)} == {2}
 
 
 async def test_claims_of_one_claimer_at_the_same_time_take_one_suspect(

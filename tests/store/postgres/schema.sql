@@ -83,6 +83,7 @@ TABLE history PARTITION BY LIST (day)
     started_at double precision
     finished_at double precision NOT NULL
     expires_at double precision NOT NULL
+    lost_by text COLLATE "C"
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"
@@ -128,6 +129,7 @@ TABLE job
     started_at double precision
     finished_at double precision
     expires_at double precision
+    lost_by text COLLATE "C"
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"
@@ -187,6 +189,7 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     started_at double precision
     finished_at double precision
     expires_at double precision
+    lost_by text COLLATE "C"
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"
@@ -196,6 +199,12 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     uniqueness text COLLATE "C"
     steps text COLLATE "C"
     lane bigint
+    suspect smallint NOT NULL DEFAULT 
+CASE
+    WHEN (crashes = 0) THEN 0
+    WHEN (((crashes + 1) >= max_crashes) OR ((attempts + 1) >= max_attempts)) THEN 2
+    ELSE 1
+END
 TABLE migrations
     number integer NOT NULL
     name text NOT NULL
@@ -291,8 +300,10 @@ CREATE INDEX live_deadline ON errandry.live USING btree (deadline, seq) WHERE ((
 CREATE INDEX live_due ON errandry.live USING btree (run_at, seq) WHERE (state = 'scheduled'::text)
 CREATE UNIQUE INDEX live_id ON errandry.live USING btree (id)
 CREATE INDEX live_leased ON errandry.live USING btree (lease_until, seq) WHERE (state = ANY (ARRAY['claimed'::text, 'running'::text]))
+CREATE INDEX live_lost ON errandry.live USING btree (lost_by) WHERE (lost_by IS NOT NULL)
 CREATE UNIQUE INDEX live_pkey ON errandry.live USING btree (seq)
 CREATE INDEX live_ready ON errandry.live USING btree (lane, priority, place) WHERE (state = 'waiting'::text)
+CREATE INDEX live_suspects ON errandry.live USING btree (suspect) WHERE ((state = 'waiting'::text) AND (crashes > 0))
 CREATE INDEX live_without_lane ON errandry.live USING btree (seq) WHERE ((state = 'waiting'::text) AND (lane IS NULL))
 CREATE UNIQUE INDEX migrations_pkey ON errandry.migrations USING btree (number)
 CREATE UNIQUE INDEX pending_edges_pkey ON errandry.pending_edges USING btree (parent, n)

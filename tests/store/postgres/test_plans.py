@@ -26,7 +26,7 @@ PLANS: dict[str, tuple[Any, set[str]]] = {
     "lock_cached": (["{a,b}"], {"live_id"}),
     "any_finished": (["{a,b}"], {"finished_ids_pkey"}),
     "lock_history": (["{a,b}"], {"finished_ids_pkey", "history_pkey"}),
-    "best_jobs_of_lane": ({"suspects": True, "limit": 10} | PART, {"live_ready"}),
+    "best_jobs_of_lane": ({"suspects": 3, "limit": 10} | PART, {"live_ready"}),
     "lanes_with_lifo_jobs": (PART, {"live_ready"}),
     "due_jobs": ([0.0, 1.0, 10], {"live_due"}),
     "expired_jobs": ([0.0, 1.0, 10], {"live_leased"}),

@@ -70,7 +70,7 @@ BLANK = rows.to_job(
             3,
             0,
         ),
-        *(0, 0, None, None, 1, "w", 30.0, False, None, None, 0.0, 0.0, 0.0, 0.0, None, None),
+        *(0, 0, None, None, 1, "w", 30.0, False, None, None, 0.0, 0.0, 0.0, 0.0, None, None, None),
         *[None] * 8,
     ]
 )

@@ -89,6 +89,7 @@ CREATE TABLE history (
     started_at       REAL,
     finished_at      REAL    NOT NULL,
     expires_at       REAL    NOT NULL,
+    lost_by          TEXT,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -109,19 +110,19 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
   FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
 CREATE TABLE keys (
@@ -188,6 +189,7 @@ CREATE TABLE live (
     started_at       REAL,
     finished_at      REAL,
     expires_at       REAL,
+    lost_by          TEXT,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -196,7 +198,10 @@ CREATE TABLE live (
     logs             TEXT,
     uniqueness       TEXT,
     steps            TEXT,
-    lane             INTEGER
+    lane             INTEGER,
+    suspect          INTEGER GENERATED ALWAYS AS (
+        CASE WHEN crashes = 0 THEN 0
+             WHEN crashes + 1 >= max_crashes OR attempts + 1 >= max_attempts THEN 2 ELSE 1 END) VIRTUAL
 ) STRICT;
 
 CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
@@ -208,7 +213,11 @@ CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
 
 CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp, state) WHERE state IN ('claimed', 'running');
 
+CREATE INDEX live_lost ON live (lost_by) WHERE lost_by IS NOT NULL;
+
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
+
+CREATE INDEX live_suspects ON live (suspect) WHERE state = 'waiting' AND crashes > 0;
 
 CREATE TABLE migrations (
     number     INTEGER PRIMARY KEY,

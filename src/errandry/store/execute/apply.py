@@ -161,6 +161,8 @@ def _record_wait(
 
 
 def beat(work: UnitOfWork, command: Beat) -> Ack:
+    if not command.gone:
+        upkeep.take_crashes_back(work, command.worker)
     work.tables.save_beat(command, work.now)
     if command.gone:
         gate.forget_worker(work, command.worker)

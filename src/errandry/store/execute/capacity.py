@@ -10,6 +10,7 @@ from errandry.core import move
 from errandry.core.job import NewJob
 from errandry.core.rule import Overflow
 from errandry.core.state import Move
+from errandry.core.suspect import SuspectKind
 from errandry.errors import QueueFull
 from errandry.store.execute.unit_of_work import UnitOfWork
 
@@ -60,7 +61,7 @@ def _drop_oldest(work: UnitOfWork, key: QueueOrGroup, number: int) -> None:
         return
     work.flush()
     tables = work.tables
-    candidates = tables.oldest_jobs(tables.lanes_of(*key), number, suspects=True)
+    candidates = tables.oldest_jobs(tables.lanes_of(*key), number, SuspectKind.ANY)
     positions = sorted((oldest.position for oldest in candidates), key=lambda position: abs(position.place))
     for job in tables.jobs_by_seq([position.seq for position in positions[:number]]):
         work.move(Move.DROP, job, move.dropped(job, work.now))

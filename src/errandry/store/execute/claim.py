@@ -30,6 +30,7 @@ from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.permit import Permits
 from errandry.core.state import Move
+from errandry.core.suspect import SuspectKind
 from errandry.store.execute import upkeep
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import ClaimedRefs, Tables
@@ -47,8 +48,8 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
     claims = work.saved_claims(command.worker)
     refs = claims.get(command.nonce)
     if refs is not None:  # guard: nonce_repeat
-        return Claims(tuple(_still_held(work, refs)), due_in(tables, work.permits(), now))
-    upkeep.before_claim(work)
+        return _answer(work, tuple(_still_held(work, refs)))
+    upkeep.before_claim(work, command.worker)
     taken = _take_jobs(work, command)
     if command.batches:
         _fill_calls(work, command, taken)
@@ -62,7 +63,12 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
                 work.emit(EventKind.DRAINED, queue)
                 if queue in work.fair_queues:
                     tables.reset_virtual_time(queue)
-    return Claims(tuple(taken), due_in(tables, work.permits(), now))
+    return _answer(work, tuple(taken))
+
+
+def _answer(work: UnitOfWork, jobs: tuple[JobRecord, ...]) -> Claims:
+    seconds = due_in(work.tables, work.permits(), work.now)
+    return Claims(jobs, seconds, work.tables.due_times().waiting_suspects)
 
 
 def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
@@ -134,7 +140,7 @@ class _ClaimInProgress:
         lanes = self._open_lanes(wanted)
         is_exhausted = False
         if self._is_plain(lanes, wanted.limit):
-            jobs = self._tables.best_jobs(lanes, wanted.limit, wanted.suspects != 0)
+            jobs = self._tables.best_jobs(lanes, wanted.limit, wanted.suspect_filter)
             is_exhausted = self._permits is None and max(len(jobs), len(lanes)) < wanted.limit
             self._tried_lanes = set() if jobs or not lanes else {min(lanes, key=urgency).id}
         elif parked := self._park_full_lanes(lanes):
@@ -189,14 +195,14 @@ class _ClaimInProgress:
 
     def _pick_jobs(self, lanes: Sequence[OpenLane], wanted: Claim) -> list[JobRecord]:
         permits = self._permits or _NO_PERMITS
-        limit, with_suspects = wanted.limit, wanted.suspects != 0
+        limit, suspects = wanted.limit, wanted.suspect_filter
         per_lane = limit if len(lanes) <= FULL_READ_LANES_MAX else max(2, 2 * limit // len(lanes))
-        positions = self._tables.positions(lanes, per_lane, with_suspects)
+        positions = self._tables.positions(lanes, per_lane, suspects)
         cut_lanes = {lane for lane, own_positions in positions.items() if len(own_positions) == per_lane}
         for queue in {lane.queue for lane in lanes}:
             if (ageing := permits.rule(queue).ageing) is not None:
                 lane_ids = [lane.id for lane in lanes if lane.queue == queue]
-                oldest_jobs = self._tables.oldest_jobs(lane_ids, per_lane, with_suspects)
+                oldest_jobs = self._tables.oldest_jobs(lane_ids, per_lane, suspects)
                 for position in reversed(aged_positions(oldest_jobs, self._work.now - ageing)):
                     others = [other for other in positions[position.lane_id] if other.seq != position.seq]
                     positions[position.lane_id] = [position, *others]
@@ -205,7 +211,7 @@ class _ClaimInProgress:
         rules = PickRules(permits.available, permits.weight)
         picked = pick_positions(lanes, positions, cut_lanes, limit, rules, self._ranks)
         self._tried_lanes = {position.lane_id for position in picked}
-        return self._tables.jobs_at(picked, with_suspects)
+        return self._tables.jobs_at(picked, suspects)
 
     def _claim_job(self, job: JobRecord) -> bool:
         """Claim a job, or let it lapse; return False if it is skipped."""
@@ -214,7 +220,7 @@ class _ClaimInProgress:
             work.move(Move.LAPSE, job, move.lapsed(job, now))
             return True
         if job.crashes and self._suspects is not None:
-            if not self._suspects:
+            if not self._suspects or command.suspect_kind not in (SuspectKind.ANY, job.suspect):
                 return False
             self._suspects -= 1
         start = command.start and job.task not in self._unstarted_tasks

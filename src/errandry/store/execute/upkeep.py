@@ -3,19 +3,21 @@
 Each pass does a bounded part of the work, and repeating it changes nothing, so any worker may do it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from errandry.core import move
+from errandry.core import move, worker_loss
 from errandry.core.answer import UpkeepResult
-from errandry.core.command import Upkeep
+from errandry.core.command import Upkeep, WorkerRecord
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
-from errandry.core.state import Move
+from errandry.core.state import RUNNING, Move
 from errandry.store.execute import flow, gate, schedule
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
 
 BEFORE_CLAIM_MAX = 500
+LOST_JOBS_MAX = 1_000
+"""Maximum number of jobs of which one heartbeat takes crashes back; the next heartbeat goes on."""
 PRUNED_MAX = 100
 """Maximum number of finished jobs that one pass deletes. Settles that arrive meanwhile wait for the pass."""
 
@@ -23,14 +25,11 @@ PRUNED_MAX = 100
 def upkeep(work: UnitOfWork, command: Upkeep) -> UpkeepResult:
     work.flush()
     tables, now, limit = work.tables, work.now, command.limit
-    expired = 0
-    if command.dead:
-        expired = _move_all(
-            work, Move.EXPIRE, tables.jobs_held_by(command.dead, limit), move.expired_by_death
-        )
-    expired += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, limit), move.expired)
+    expired = _expire_jobs_of_dead(work, command.dead, limit) if command.dead else 0
+    expired += _expire(work, tables.expired_jobs(now, limit), command.worker)
     ticked = schedule.decide_due_ticks(work, limit)
-    promoted = _promote(work, limit)
+    lost, promoted = _promote(work, limit)
+    expired += lost
     lapsed = _move_all(work, Move.LAPSE, tables.lapsed_jobs(now, limit), move.lapsed)
     flow.propagate_ends(work)  # may end more jobs, which count when jobs are pruned by count
     work.flush()
@@ -67,20 +66,23 @@ def prunable_jobs(tables: Tables, now: float, limit: int) -> list[JobRecord]:
     return list(jobs.values())[:limit]
 
 
-def before_claim(work: UnitOfWork) -> None:
-    """Expire, promote and lapse what is due, so that a claim never misses it. Once per pass is enough."""
+def before_claim(work: UnitOfWork, worker: str) -> None:
+    """Expire, promote and lapse what is due, so that a claim never misses it. Once per pass is enough.
+
+    `worker` is about to claim.
+    """
     if work.is_upkeep_done:
         return
     tables, now = work.tables, work.now
     due_times, moved = tables.due_times(), 0
     if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: upkeep_before_claim
-        moved += _move_all(work, Move.EXPIRE, tables.expired_jobs(now, BEFORE_CLAIM_MAX), move.expired)
+        moved += _expire(work, tables.expired_jobs(now, BEFORE_CLAIM_MAX), worker)
         if moved:  # a repeated claim before this one may have counted them as held
             work.invalidate_gates()
     if due_times.tick_at is not None and due_times.tick_at <= now:  # guard: tick_of_others
         moved += schedule.decide_due_ticks(work, BEFORE_CLAIM_MAX)
     if due_times.run_at is not None and due_times.run_at <= now:
-        moved += _promote(work, BEFORE_CLAIM_MAX)
+        moved += sum(_promote(work, BEFORE_CLAIM_MAX))
     # `open_at` leaves out parked lanes without jobs: a job that was just promoted may be in one.
     if moved or (due_times.open_at is not None and due_times.open_at <= now):
         tables.unpark_due(now)
@@ -92,12 +94,59 @@ def before_claim(work: UnitOfWork) -> None:
     work.is_upkeep_done = True
 
 
-def _promote(work: UnitOfWork, limit: int) -> int:
-    """Promote due jobs, except those of ticks that another pass is deciding about."""
+def _promote(work: UnitOfWork, limit: int) -> tuple[int, int]:
+    """Promote due jobs, except those of ticks that another pass is deciding about.
+
+    Those that only waited for their last crash to become final fail. Return the numbers of both.
+    """
     due = work.tables.due_jobs(work.now, limit)
     if undecided := schedule.undecided_ticks(work, due):
         due = [job for job in due if job.id not in undecided]
-    return _move_all(work, Move.PROMOTE, due, move.promoted)
+    lost = [job for job in due if move.awaits_final_crash(job)]
+    _move_all(work, Move.LOSE, lost, move.lost)
+    ready = [job for job in due if not move.awaits_final_crash(job)] if lost else due
+    return len(lost), _move_all(work, Move.PROMOTE, ready, move.promoted)
+
+
+def take_crashes_back(work: UnitOfWork, worker: str) -> None:
+    """Take the crashes of jobs back that this worker has lost: it lives."""
+    work.flush()
+    for job in work.tables.jobs_lost_by((worker,), LOST_JOBS_MAX):
+        after = move.crash_taken_back(job, work.now)
+        if after.state is job.state:
+            work.update(job, after)
+        else:
+            work.move(Move.PROMOTE, job, after)
+
+
+def _expire_jobs_of_dead(work: UnitOfWork, workers: Sequence[str], limit: int) -> int:
+    """Expire the jobs of workers that have certainly died, and make their earlier crashes final."""
+    tables, now = work.tables, work.now
+    held = [(job, move.expired(job, now, worker_loss.DIED)) for job in tables.jobs_held_by(workers, limit)]
+    for job, after in held:
+        work.move(Move.EXPIRE, job, after)
+    work.flush()
+    lost = tables.jobs_lost_by(workers, limit)
+    for job in lost:
+        if move.awaits_final_crash(job):
+            work.move(Move.LOSE, job, move.lost(job, now))
+        else:
+            work.update(job, move.crash_confirmed(job))
+    work.flush()
+    return len(held) + len(lost)
+
+
+def _expire(work: UnitOfWork, jobs: Sequence[JobRecord], sender: str) -> int:
+    """Expire jobs whose leases have ended. `sender` is the worker that sent this pass."""
+    holders: dict[str, WorkerRecord] = {}
+    if any(job.state is RUNNING for job in jobs):
+        holders = {record.beat.worker: record for record in work.tables.workers()}
+
+    def after(job: JobRecord, now: float) -> JobRecord:
+        loss = worker_loss.expiry_loss(job, holders.get(job.worker or ""), sender, now)
+        return move.expired(job, now, loss)
+
+    return _move_all(work, Move.EXPIRE, jobs, after)
 
 
 def _drop_pauses_of_dead_workers(work: UnitOfWork) -> None:

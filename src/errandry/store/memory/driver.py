@@ -36,6 +36,10 @@ class MemoryStore(TableStore):
         self.fail_after: list[ErrandryError] = []
         self._closed = False
 
+    @property
+    def identity(self) -> str:
+        return self.tables.identity
+
     async def open(self) -> None:
         self._closed = False
 

@@ -18,6 +18,7 @@ from errandry.core.job import JobRecord, Keep
 from errandry.core.permit import NEVER
 from errandry.core.query import Query
 from errandry.core.state import HELD_STATES, TERMINAL, State
+from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store import cursors
 from errandry.store.contract import EventEntry, StoreLimits
@@ -40,6 +41,7 @@ class MemoryTables(MemoryCounters):
         self._keys: dict[str, KeyHolder] = {}
         self._states: dict[State, dict[str, JobRecord]] = {state: {} for state in State}
         self._deadlines: dict[str, JobRecord] = {}
+        self._suspects: dict[str, JobRecord] = {}
         self._lanes: dict[LaneKey, list[tuple[int, int, str]]] = {}
         self._log: list[tuple[int, float, tuple[EventRecord, ...]]] = []
         self._rows = 0
@@ -65,12 +67,15 @@ class MemoryTables(MemoryCounters):
                 self._jobs[after.id] = self._states[after.state][after.id] = after
                 if after.deadline is not None and after.state in _UNTAKEN:
                     self._deadlines[after.id] = after
+                if after.crashes and not after.finished:
+                    self._suspects[after.id] = after
                 if after.state is State.WAITING:
                     insort(self._lanes.setdefault(_lane_of(after), []), _position_of(after))
 
     def _remove(self, job: JobRecord) -> None:
         del self._jobs[job.id], self._states[job.state][job.id]
         self._deadlines.pop(job.id, None)
+        self._suspects.pop(job.id, None)
         if job.state is State.WAITING:
             lane = self._lanes[_lane_of(job)]
             del lane[bisect_left(lane, _position_of(job))]
@@ -127,19 +132,19 @@ class MemoryTables(MemoryCounters):
                 queue, _, group = key
                 virtual_time = self._virtual_times.get(queue, (0.0, 0.0))[0]
                 start = max(self._virtual_starts.get((queue, group), 0.0), virtual_time)
-                first = next(self._waiting_jobs(key, claim.suspects != 0), None)
+                first = next(self._waiting_jobs(key, claim.suspect_filter), None)
                 if first is not None:
                     lane = OpenLane(key, *key, start, virtual_time, 0, (first.priority, first.place or 0))
                     pairs.setdefault(key[:2], []).append(lane)
         by_turn = (sorted(pair, key=lambda lane: (lane.virtual_start, lane.group)) for pair in pairs.values())
         return [lane for pair in by_turn for lane in pair[:width]]
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
         waiting = (self._waiting_jobs(lane.id, suspects) for lane in lanes)
         return list(islice(merge(*waiting, key=_position_of), limit))
 
     def positions(
-        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind
     ) -> dict[Any, list[Position]]:
         return {
             lane.id: [
@@ -153,7 +158,7 @@ class MemoryTables(MemoryCounters):
         waiting = {job.seq: job for job in self._jobs_in(State.WAITING)}
         return [waiting[seq] for seq in seqs]
 
-    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: SuspectKind) -> list[OldestJob]:
         kinds: dict[tuple[Any, int, bool], list[OldestJob]] = {}
         for lane in lanes:
             for job in self._waiting_jobs(lane, suspects):
@@ -177,7 +182,7 @@ class MemoryTables(MemoryCounters):
     def group_size(self, queue: str, group: str) -> int:
         return sum(len(self._lanes[lane]) for lane in self.lanes_of(queue, group))
 
-    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:  # noqa: ARG002 - no other pass claims
+    def jobs_at(self, positions: Sequence[Position], suspects: SuspectKind) -> list[JobRecord]:  # noqa: ARG002 - no other pass claims
         return self.jobs_by_seq([position.seq for position in positions])
 
     def put_virtual_starts(self, queue: str, starts: Mapping[str, float], virtual_time: float) -> None:
@@ -208,9 +213,9 @@ class MemoryTables(MemoryCounters):
     def queue_task_pairs(self) -> list[tuple[str, str]]:
         return list({lane[:2]: None for lane in self._lanes if lane not in self._parked})
 
-    def _waiting_jobs(self, lane: LaneKey, suspects: bool) -> Iterator[JobRecord]:
+    def _waiting_jobs(self, lane: LaneKey, suspects: SuspectKind) -> Iterator[JobRecord]:
         jobs = (self._jobs[job_id] for _, _, job_id in self._lanes.get(lane, ()))
-        return (job for job in jobs if suspects or not job.crashes)
+        return (job for job in jobs if not job.crashes or suspects in (SuspectKind.ANY, job.suspect))
 
     def is_drained(self, queue: str) -> bool:
         return not any(lane[0] == queue for lane in self._lanes)
@@ -224,7 +229,12 @@ class MemoryTables(MemoryCounters):
                 (at for lane, at in self._parked.items() if lane in self._lanes and at < NEVER), default=None
             ),
             self._next_tick(),
+            *self._waiting_suspects(),
         )
+
+    def _waiting_suspects(self) -> tuple[bool, bool]:
+        kinds = {job.suspect for job in self._suspects.values() if job.state is State.WAITING}
+        return SuspectKind.SHARED in kinds, SuspectKind.ISOLATED in kinds
 
     def due_jobs(self, now: float, limit: int) -> list[JobRecord]:
         return _earliest((j for j in self._jobs_in(State.SCHEDULED) if _run_at(j) <= now), _run_at, limit)
@@ -261,6 +271,9 @@ class MemoryTables(MemoryCounters):
         return _earliest(
             (job for job in self._jobs_in(*HELD_STATES) if job.worker in workers), _lease_until, limit
         )
+
+    def jobs_lost_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        return list(islice((job for job in self._suspects.values() if job.lost_by in workers), limit))
 
     def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
         canceled = (

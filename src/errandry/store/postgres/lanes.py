@@ -14,6 +14,7 @@ from errandry.core.command import Claim
 from errandry.core.fair_queueing import AGED_PRIORITY, OldestJob, OpenLane, Position, urgency
 from errandry.core.job import JobRecord
 from errandry.core.state import SCHEDULED, WAITING
+from errandry.core.suspect import SuspectKind
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.gates import PostgresGates
 from errandry.store.postgres.pipeline import Pipeline, StatementParams
@@ -130,7 +131,7 @@ class PostgresLanes(PostgresGates):
         self._has_prefetched_jobs = True
         lanes = self._last_open_lanes.get(_shape_of(claim), [])
         if lanes:
-            self._prefetch(*self._best_jobs_statement(lanes, claim.limit, claim.suspects != 0))
+            self._prefetch(*self._best_jobs_statement(lanes, claim.limit, claim.suspect_filter))
         self._discard("count_waiting")
         self._waiting_bounds = {}
         for queue in {lane.queue for lane in lanes}:
@@ -149,8 +150,10 @@ class PostgresLanes(PostgresGates):
             elif before is not None and before.state is WAITING:
                 self._left_waiting[before.queue] += 1
                 has_departures = True
-            if SCHEDULED in (before and before.state, after and after.state) or (
-                after is not None and after.deadline is not None and after.deadline <= after.updated_at
+            if (
+                SCHEDULED in (before and before.state, after and after.state)
+                or (after is not None and after.deadline is not None and after.deadline <= after.updated_at)
+                or (after is not None and after.crashes)
             ):
                 self._discard_due_times()
         if waiting or has_departures:
@@ -177,7 +180,7 @@ class PostgresLanes(PostgresGates):
             "tasks": None if claim.tasks is None else array(claim.tasks),
             "without": array([*claim.without, *tasks]),
             "closed": array(queues),
-            "suspects": claim.suspects != 0,
+            "suspects": claim.suspect_filter,
             "limit": None if self.has_gates or claim.queue_order is not None else claim.limit,
             "width": width,
             **self._parts_params(),
@@ -216,11 +219,12 @@ class PostgresLanes(PostgresGates):
             if not behind or not self._rows("raise_virtual_starts", (array({lane.queue for lane in lanes}),)):
                 return lanes
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
         if not lanes:
             return []
         jobs = self._jobs(*self._best_jobs_statement(lanes, limit, suspects))
-        if suspects:  # else the scan has skipped suspects, which still wait before these jobs
+        # If suspects wait that the scan has skipped, they still wait before these jobs.
+        if suspects is SuspectKind.ANY or not self.due_times().waiting_suspects:
             lane_ids = {(lane.queue, lane.task, lane.group): lane.id for lane in lanes}
             for job in takewhile(lambda job: not job.crashes, jobs):
                 places = self._taken.setdefault(lane_ids[job.queue, job.task, job.group], [])
@@ -228,7 +232,7 @@ class PostgresLanes(PostgresGates):
         return jobs
 
     def _best_jobs_statement(
-        self, lanes: Sequence[OpenLane], limit: int, suspects: bool
+        self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind
     ) -> tuple[str, StatementParams]:
         """The statement for the first jobs of these lanes, and its parameters."""
         lane_ids = sorted(lane.id for lane in sorted(lanes, key=urgency)[:limit])
@@ -270,14 +274,14 @@ class PostgresLanes(PostgresGates):
             self._scan_positions.record_scan(after - before, firsts, floors, time.monotonic())
 
     def positions(
-        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind
     ) -> dict[Any, list[Position]]:
         positions: dict[Any, list[Position]] = {lane.id: [] for lane in lanes}
         for row in self._rows("positions", (array(positions), suspects, per_lane)):
             positions[row[3]].append(Position._make(row))
         return positions
 
-    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+    def jobs_at(self, positions: Sequence[Position], suspects: SuspectKind) -> list[JobRecord]:
         """Lock the first jobs of each lane, as many as it has positions here.
 
         They need not be the jobs that were at these positions: a pass skips jobs that another pass has
@@ -303,7 +307,7 @@ class PostgresLanes(PostgresGates):
         jobs = {job.seq: job for job in self._jobs("jobs_by_seq", (array(seqs),))} if seqs else {}
         return [jobs[seq] for seq in seqs if seq in jobs]
 
-    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: SuspectKind) -> list[OldestJob]:
         params = {"lanes": array(lanes), "each": per_kind, "suspects": suspects}
         return [OldestJob(Position._make(row), since) for *row, since in self._rows("oldest_jobs", params)]
 

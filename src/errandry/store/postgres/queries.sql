@@ -83,7 +83,7 @@ SELECT ARRAY (SELECT nextval('errandry.job_numbers') FROM generate_series(1, num
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, state, lifo, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
-       created_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
+       created_at, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
   FROM (SELECT unnest(%s::bigint[]) AS seq, unnest(%s::text[]) AS id, unnest(%s::text[]) AS task,
                unnest(%s::text[]) AS queue, unnest(%s::text[]) AS grp, unnest(%s::text[]) AS state,
                unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload, unnest(%s::bigint[]) AS priority,
@@ -139,8 +139,8 @@ SELECT errandry.assert_true(
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, 'waiting', lifo, NULL, NULL, payload, priority,
        CASE WHEN lifo THEN -seq ELSE seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
-       0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL,
-       NULL, NULL, lane
+       0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags,
+       NULL, NULL, NULL, NULL, lane
   FROM (SELECT nextval('errandry.job_numbers') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS now_at, new.*
           FROM (SELECT unnest(%s::text[]) AS id, unnest(%s::text[]) AS task, unnest(%s::text[]) AS queue,
                        unnest(%s::text[]) AS grp, unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload,
@@ -165,7 +165,7 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::bigint[]);
 
 -- name: insert_jobs
@@ -182,7 +182,7 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::integer[])
 RETURNING id, seq, day)
 INSERT INTO errandry.finished_ids SELECT id, seq, day FROM finished;
@@ -200,7 +200,7 @@ UPDATE errandry.live
        new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
        children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
        cancel_requested = new.cancel_requested, result = new.result, metadata = new.metadata, updated_at = new.updated_at, claimed_at =
-       new.claimed_at, started_at = new.started_at, progress = new.progress, tags = new.tags, errors =
+       new.claimed_at, started_at = new.started_at, lost_by = new.lost_by, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, steps = new.steps, lane = new.lane
   FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(
@@ -208,12 +208,12 @@ UPDATE errandry.live
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::bigint[])
             AS given (seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
-            started_at, finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness,
+            started_at, finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness,
             steps, lane),
                LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS target
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
@@ -231,7 +231,7 @@ inserted AS (
     SELECT seq, id, task, queue, grp, %(state)s::text, lifo, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
            run_at, attempts, max_attempts, %(releases)s::bigint, %(crashes)s::bigint, max_crashes, open_children, children,
            parents, timeout, deadline, fence, worker, NULL, cancel_requested, (%(results)s::text[])[n], metadata, created_at,
-           %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, backoff, keep, progress, tags,
+           %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, NULL, backoff, keep, progress, tags,
            (%(errors)s::text[])[n], logs, uniqueness, steps, %(day)s::integer
       FROM deleted)
 INSERT INTO errandry.finished_ids SELECT id, seq, %(day)s::integer FROM deleted;
@@ -307,7 +307,7 @@ SELECT id FROM errandry.finished_ids
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint AND seq > %(above)s::bigint
@@ -485,7 +485,7 @@ SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.pla
             SELECT lanes.lane, -(1::bigint << 62), 0, 1::bigint << 62 WHERE lanes.lane <> ALL (%(parted)s::bigint[])) AS part
      CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
                           WHERE live.lane = part.lane AND live.state = 'waiting'
-                            AND (%(suspects)s::boolean OR live.crashes = 0)
+                            AND (live.crashes = 0 OR %(suspects)s::smallint IN (live.suspect, 3))
                             AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
                           ORDER BY live.priority, live.place LIMIT 1) AS job
      LIMIT 1) AS first
@@ -526,7 +526,7 @@ SELECT open.lane, pair.queue, pair.task, open.grp, open.virtual_start,
       FROM errandry.lanes
      CROSS JOIN LATERAL (SELECT priority, place FROM errandry.live
                           WHERE live.lane = lanes.lane AND live.state = 'waiting'
-                            AND (%(suspects)s::boolean OR live.crashes = 0)
+                            AND (live.crashes = 0 OR %(suspects)s::smallint IN (live.suspect, 3))
                           ORDER BY live.priority, live.place LIMIT 1) AS first
      WHERE lanes.ready AND lanes.queue = pair.queue AND lanes.task = pair.task AND lanes.open_at = 0
      ORDER BY lanes.virtual_start, lanes.grp LIMIT %(width)s) AS open
@@ -554,7 +554,7 @@ RETURNING lane;
 SELECT job.priority, job.place, job.seq, open.lane
   FROM unnest(%s::bigint[]) AS open (lane)
  CROSS JOIN LATERAL (SELECT priority, place, seq FROM errandry.live
-                      WHERE live.lane = open.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+                      WHERE live.lane = open.lane AND state = 'waiting' AND (crashes = 0 OR %s::smallint IN (suspect, 3))
                       ORDER BY priority, place LIMIT %s) AS job
  ORDER BY job.priority, job.place;
 
@@ -575,12 +575,12 @@ SELECT oldest.priority, oldest.place, oldest.seq, level.lane, oldest.since
  CROSS JOIN LATERAL (
     (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) AS since FROM errandry.live
       WHERE live.lane = level.lane AND state = 'waiting' AND live.priority = level.priority AND place > 0
-        AND (%(suspects)s::boolean OR crashes = 0)
+        AND (crashes = 0 OR %(suspects)s::smallint IN (suspect, 3))
       ORDER BY live.priority, place LIMIT %(each)s)
     UNION ALL
     (SELECT priority, place, seq, greatest(created_at, coalesce(run_at, 0)) FROM errandry.live
       WHERE live.lane = level.lane AND state = 'waiting' AND live.priority = level.priority AND place < 0
-        AND (%(suspects)s::boolean OR crashes = 0)
+        AND (crashes = 0 OR %(suspects)s::smallint IN (suspect, 3))
       ORDER BY live.priority DESC, place DESC LIMIT %(each)s)) AS oldest
  WHERE level.priority IS NOT NULL;
 
@@ -617,7 +617,7 @@ SELECT (SELECT coalesce(sum(waiting.jobs), 0)::bigint
 SELECT wanted.lane, job.*
   FROM unnest(%s::bigint[], %s::bigint[]) AS wanted (lane, jobs)
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
-                      WHERE live.lane = wanted.lane AND state = 'waiting' AND (%s::boolean OR crashes = 0)
+                      WHERE live.lane = wanted.lane AND state = 'waiting' AND (crashes = 0 OR %s::smallint IN (suspect, 3))
                       ORDER BY priority, place LIMIT wanted.jobs
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
  ORDER BY job.priority, job.place;
@@ -729,7 +729,7 @@ SELECT job.*
   FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
     AS part (lane, priority, place, below)
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
-                      WHERE live.lane = part.lane AND state = 'waiting' AND (%(suspects)s::boolean OR crashes = 0)
+                      WHERE live.lane = part.lane AND state = 'waiting' AND (crashes = 0 OR %(suspects)s::smallint IN (suspect, 3))
                         AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
                       ORDER BY priority, place LIMIT %(limit)s
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
@@ -745,7 +745,7 @@ WITH best AS (
         AS part (lane, priority, place, below)
      CROSS JOIN LATERAL (SELECT live.priority, live.place FROM errandry.live
                           WHERE live.lane = part.lane AND state = 'waiting'
-                            AND (%(suspects)s::boolean OR crashes = 0)
+                            AND (crashes = 0 OR %(suspects)s::smallint IN (suspect, 3))
                             AND (live.priority, live.place) > (part.priority, part.place) AND live.priority < part.below
                           ORDER BY priority, place LIMIT %(limit)s) AS job
      ORDER BY job.priority, job.place LIMIT %(limit)s),
@@ -754,7 +754,7 @@ SELECT job.*
   FROM shares
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
                       WHERE live.lane = shares.lane AND state = 'waiting'
-                        AND (%(suspects)s::boolean OR crashes = 0)
+                        AND (crashes = 0 OR %(suspects)s::smallint IN (suspect, 3))
                         AND (live.priority, live.place) > (shares.priority, shares.place) AND live.priority < shares.below
                       ORDER BY priority, place LIMIT shares.jobs
                         FOR NO KEY UPDATE SKIP LOCKED) AS job
@@ -791,7 +791,7 @@ SELECT %s::bigint, pg_stat_get_xact_tuples_returned('errandry.live_ready'::regcl
 -- name: due_times
 -- The earliest times at which upkeep has work: a due job, an expired lease, a lapsed deadline, a parked lane with
 -- waiting jobs, a tick of a schedule. Each is the first entry of an index; `min` could scan all rows. Leases and
--- deadlines count only up to `until`. Locks nothing.
+-- deadlines count only up to `until`. Then, whether suspects of both kinds wait. Locks nothing.
 SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' AND run_at >= %(run_at)s::float8 ORDER BY run_at LIMIT 1),
        (SELECT lease_until FROM errandry.live
          WHERE state IN ('claimed', 'running') AND lease_until >= %(lease_until)s::float8 AND lease_until <= %(until)s::float8
@@ -804,7 +804,9 @@ SELECT (SELECT run_at FROM errandry.live WHERE state = 'scheduled' AND run_at >=
          WHERE ready AND open_at > 0 AND open_at < 1e18
            AND EXISTS (SELECT 1 FROM errandry.live WHERE live.lane = lanes.lane AND state = 'waiting' OFFSET 0)
          ORDER BY open_at LIMIT 1),
-       (SELECT due_at FROM errandry.schedules WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1);
+       (SELECT due_at FROM errandry.schedules WHERE due_at IS NOT NULL ORDER BY due_at LIMIT 1),
+       EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND crashes > 0 AND suspect = 1),
+       EXISTS (SELECT 1 FROM errandry.live WHERE state = 'waiting' AND crashes > 0 AND suspect = 2);
 
 -- name: due_jobs
 -- Scheduled jobs whose time has come. Locks them, and skips those that another transaction has locked.
@@ -942,6 +944,11 @@ DROP TABLE errandry.history_partition;
 SELECT * FROM errandry.live
  WHERE state IN ('claimed', 'running') AND worker = ANY (%s::text[])
  ORDER BY lease_until, seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: jobs_lost_by
+-- Unfinished jobs whose last loss is by some workers, as long as it is not final. Locks them, and skips those that
+-- another transaction has locked.
+SELECT * FROM errandry.live WHERE lost_by = ANY (%s::text[]) LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: cancel_requests
 -- Running jobs of a worker whose cancel was requested.

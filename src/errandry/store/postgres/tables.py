@@ -266,6 +266,9 @@ class PostgresTables(PostgresPrefetch):
     def jobs_held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         return self._jobs("jobs_held_by", (array(workers), limit))
 
+    def jobs_lost_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        return self._jobs("jobs_lost_by", (array(workers), limit))
+
     def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._rows("cancel_requests", (worker,)))
 

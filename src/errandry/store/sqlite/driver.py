@@ -60,6 +60,10 @@ class SqliteStore(TableStore):
         self.durability = Durability(durability)
         self._open: _OpenFile | None = None
 
+    @property
+    def identity(self) -> str:
+        return "" if self._open is None else self._open.tables.identity
+
     async def needs_setup(self) -> str | None:
         return None if os.path.exists(self.path) else self.path  # noqa: ASYNC240 - a stat is quick
 

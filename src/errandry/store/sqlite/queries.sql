@@ -29,25 +29,25 @@ UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 -- name: insert_new
 -- Insert a new job. It has had no attempt, so all columns that an attempt sets are empty.
 INSERT INTO live VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, NULL, ?8, ?9, ?10, ?11, 0, ?12, 0, 0, ?13, ?14, ?14, ?15, ?16,
-                         ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, ?20, ?21, NULL, ?22,
+                         ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, NULL, ?20, ?21, NULL, ?22,
                          NULL, NULL, ?23, NULL, ?24);
 
 -- name: insert_from_history
 -- Insert the whole row of a job that leaves `history`, for example by a rerun.
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 -- Insert the whole row of a finished job.
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
 -- Copy finished jobs with the same outcome from `live` into `history`. ?1 maps their `seq` to their results.
 INSERT INTO history
 SELECT seq, live.id, task, queue, grp, ?3, lifo, ?4, ?5, payload, priority, NULL, run_at, attempts, max_attempts,
        ?6, ?7, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
-       cancel_requested, ended.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, backoff, keep, progress,
+       cancel_requested, ended.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, NULL, backoff, keep, progress,
        tags, ?2, logs, uniqueness, steps
   FROM json_each(?1) AS ended CROSS JOIN live ON seq = CAST(ended.key AS INTEGER);
 
@@ -57,8 +57,8 @@ UPDATE live
    SET queue = ?4, state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
        parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
-       result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, progress = ?38, tags = ?39,
-       errors = ?40, logs = ?41, steps = ?43, lane = ?44
+       result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, lost_by = ?36, progress = ?39,
+       tags = ?40, errors = ?41, logs = ?42, steps = ?44, lane = ?45
  WHERE seq = ?1;
 
 -- name: claim
@@ -108,7 +108,7 @@ SELECT id FROM history
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :unsuccessful END
    AND seq < :below AND seq > :above
@@ -226,19 +226,19 @@ UPDATE lanes SET ready = 0 WHERE lane = ?1;
 -- name: open_lanes
 -- Lanes that may have waiting jobs, for a store where no such lane has a group. ?1 and ?2 are the queues and tasks to
 -- take (NULL: all), ?3 and ?4 the tasks and queues to leave out. Each lane comes with the priority and place of its
--- first job (NULL: the lane is empty), the most urgent first. ?5 says whether jobs with crashes count.
+-- first job (NULL: the lane is empty), the most urgent first. ?5 says which suspects count (`SuspectKind`).
 SELECT lanes.lane, lanes.queue, lanes.task, lanes.grp, first.priority, first.place
   FROM lanes
   LEFT JOIN live AS first
          ON first.seq = (SELECT seq FROM live
-                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?5 OR live.crashes = 0)
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (live.crashes = 0 OR ?5 IN (live.suspect, 3))
                           ORDER BY live.priority, live.place LIMIT 1)
  WHERE lanes.ready
    AND (?1 IS NULL OR lanes.queue IN (SELECT value FROM json_each(?1)))
    AND (?2 IS NULL OR lanes.task IN (SELECT value FROM json_each(?2)))
    AND (?3 IS NULL OR lanes.task NOT IN (SELECT value FROM json_each(?3)))
    AND (?4 IS NULL OR lanes.queue NOT IN (SELECT value FROM json_each(?4)))
-   AND (?5 OR first.seq IS NOT NULL)
+   AND (?5 = 3 OR first.seq IS NOT NULL)
  ORDER BY first.priority, first.place;
 
 -- name: queue_task_virtual_times
@@ -270,10 +270,10 @@ SELECT lanes.lane, lanes.grp, lanes.virtual_start, first.priority, first.place
   FROM lanes
   LEFT JOIN live AS first
          ON first.seq = (SELECT seq FROM live
-                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (?4 OR live.crashes = 0)
+                          WHERE live.lane = lanes.lane AND live.state = 'waiting' AND (live.crashes = 0 OR ?4 IN (live.suspect, 3))
                           ORDER BY live.priority, live.place LIMIT 1)
  WHERE lanes.ready AND lanes.queue = ?1 AND lanes.task = ?2 AND lanes.open_at = 0
-   AND (?4 OR first.seq IS NOT NULL)
+   AND (?4 = 3 OR first.seq IS NOT NULL)
  ORDER BY lanes.virtual_start, lanes.grp
  LIMIT ?3;
 
@@ -348,15 +348,15 @@ SELECT first.queue, first.task
                   AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting'));
 
 -- name: best_jobs
--- The first waiting jobs of a lane in the order of claims. ?3 says whether jobs with crashes count.
+-- The first waiting jobs of a lane in the order of claims. ?3 says which suspects count (`SuspectKind`).
 SELECT * FROM live
- WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
+ WHERE lane = ?1 AND state = 'waiting' AND (crashes = 0 OR ?3 IN (suspect, 3))
  ORDER BY priority, place LIMIT ?2;
 
 -- name: positions
 -- Like `best_jobs`, but only the positions of the jobs.
 SELECT priority, place, seq FROM live
- WHERE lane = ?1 AND state = 'waiting' AND (?3 OR crashes = 0)
+ WHERE lane = ?1 AND state = 'waiting' AND (crashes = 0 OR ?3 IN (suspect, 3))
  ORDER BY priority, place LIMIT ?2;
 
 -- name: lane_priorities
@@ -372,13 +372,13 @@ SELECT lane, priority FROM level WHERE priority IS NOT NULL;
 -- name: oldest_fifo_jobs
 -- The fifo jobs of a lane and a priority that were inserted first, and the time since when each could run.
 SELECT priority, place, seq, max(created_at, coalesce(run_at, 0)) FROM live
- WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place > 0 AND (?4 OR crashes = 0)
+ WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place > 0 AND (crashes = 0 OR ?4 IN (suspect, 3))
  ORDER BY place LIMIT ?3;
 
 -- name: oldest_lifo_jobs
 -- The lifo jobs of a lane and a priority that were inserted first. Their places are negative and fall.
 SELECT priority, place, seq, max(created_at, coalesce(run_at, 0)) FROM live
- WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place < 0 AND (?4 OR crashes = 0)
+ WHERE lane = ?1 AND state = 'waiting' AND priority = ?2 AND place < 0 AND (crashes = 0 OR ?4 IN (suspect, 3))
  ORDER BY place DESC LIMIT ?3;
 
 -- name: lanes_of
@@ -402,7 +402,8 @@ SELECT 1 FROM lanes
 
 -- name: due_times
 -- The earliest times at which upkeep has work: a due job, an expired lease, a lapsed deadline, a parked lane with
--- waiting jobs, a tick of a schedule. Each minimum is the first entry of an index.
+-- waiting jobs, a tick of a schedule. Each minimum is the first entry of an index. Then, whether suspects of both
+-- kinds wait.
 SELECT (SELECT min(run_at) FROM live WHERE state = 'scheduled'),
        (SELECT min(lease_until) FROM live WHERE state IN ('claimed', 'running')),
        (SELECT min(deadline) FROM live
@@ -411,7 +412,9 @@ SELECT (SELECT min(run_at) FROM live WHERE state = 'scheduled'),
          WHERE ready AND open_at > 0 AND open_at < 1e18
            AND EXISTS (SELECT 1 FROM live WHERE live.lane = lanes.lane AND state = 'waiting')
          ORDER BY open_at LIMIT 1),
-       (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL);
+       (SELECT min(due_at) FROM schedules WHERE due_at IS NOT NULL),
+       EXISTS (SELECT 1 FROM live WHERE state = 'waiting' AND crashes > 0 AND suspect = 1),
+       EXISTS (SELECT 1 FROM live WHERE state = 'waiting' AND crashes > 0 AND suspect = 2);
 
 -- name: due_jobs
 -- Scheduled jobs whose time has come.
@@ -461,6 +464,10 @@ SELECT * FROM history
 SELECT * FROM live
  WHERE state IN ('claimed', 'running') AND worker IN (SELECT value FROM json_each(?1))
  ORDER BY lease_until, seq LIMIT ?2;
+
+-- name: jobs_lost_by
+-- Unfinished jobs whose last loss is by some workers, as long as it is not final.
+SELECT * FROM live WHERE lost_by IN (SELECT value FROM json_each(?1)) LIMIT ?2;
 
 -- name: cancel_requests
 -- Running jobs of a worker that an operator wants to cancel.

@@ -24,6 +24,7 @@ from errandry.core.flow import EdgeRecord
 from errandry.core.job import JobRecord, Keep
 from errandry.core.query import Query, fold
 from errandry.core.state import HELD_STATES, TERMINAL, Reason, State
+from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store import cursors
 from errandry.store.contract import EventEntry, StoreLimits
@@ -201,10 +202,10 @@ class SqliteTables(SqliteCounters):
             rows.text(excluded) if excluded else None,
             rows.text(queues) if queues else None,
         )
-        suspects = claim.suspects != 0
+        suspects = claim.suspect_filter
         if not self._has_groups:
             lanes = self._all("open_lanes", (*filters, suspects))
-            if suspects:
+            if suspects is SuspectKind.ANY:
                 self._mark_empty([(row[0],) for row in lanes if row[-1] is None])
             return [OpenLane._make((*row[:4], 0.0, 0.0, 0, row[4:])) for row in lanes if row[-1] is not None]
         return [
@@ -213,7 +214,7 @@ class SqliteTables(SqliteCounters):
             for lane in self._open_lanes_by_turn(pair, width, suspects)
         ]
 
-    def _open_lanes_by_turn(self, pair: rows.Row, width: int, suspects: bool) -> list[OpenLane]:
+    def _open_lanes_by_turn(self, pair: rows.Row, width: int, suspects: SuspectKind) -> list[OpenLane]:
         """The open lanes of a queue and a task by virtual start, none below the virtual time of the queue."""
         queue, task, virtual_time = pair
         while True:
@@ -230,7 +231,7 @@ class SqliteTables(SqliteCounters):
             for lane, group, virtual_start, *first in lanes
         ]
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
         if len(lanes) <= 1:
             return [job for lane in lanes for job in self._jobs("best_jobs", (lane.id, limit, suspects))]
         best: list[rows.Row] = []
@@ -241,7 +242,7 @@ class SqliteTables(SqliteCounters):
         return self.jobs_by_seq([seq for _, _, seq in best])
 
     def positions(
-        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind
     ) -> dict[Any, list[Position]]:
         return {
             lane.id: [
@@ -251,7 +252,7 @@ class SqliteTables(SqliteCounters):
             for lane in lanes
         }
 
-    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: SuspectKind) -> list[OldestJob]:
         return [
             OldestJob(Position._make((*row, lane)), since)
             for lane, priority in self._all("lane_priorities", (rows.text(lanes),))
@@ -268,7 +269,7 @@ class SqliteTables(SqliteCounters):
     def group_size(self, queue: str, group: str) -> int:
         return int(self._all("group_size", (queue, group))[0][0])
 
-    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+    def jobs_at(self, positions: Sequence[Position], suspects: SuspectKind) -> list[JobRecord]:
         if len({position.lane_id for position in positions}) == 1 and positions[0].priority != AGED_PRIORITY:
             return self._jobs("best_jobs", (positions[0].lane_id, len(positions), suspects))
         return self.jobs_by_seq([position.seq for position in positions])
@@ -336,6 +337,9 @@ class SqliteTables(SqliteCounters):
 
     def jobs_held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         return self._jobs("jobs_held_by", (rows.text(workers), limit))
+
+    def jobs_lost_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        return self._jobs("jobs_lost_by", (rows.text(workers), limit))
 
     def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
         return tuple(Ref(*row) for row in self._all("cancel_requests", (worker,)))

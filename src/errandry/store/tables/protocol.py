@@ -5,6 +5,7 @@ It stores and finds records. The rules are elsewhere: in `errandry.core` and `er
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple, Protocol
 
 from errandry.core.command import (
@@ -23,6 +24,7 @@ from errandry.core.schedule import ScheduleRecord
 from errandry.core.state import Reason, State
 from errandry.core.stats import StatsRow
 from errandry.core.step import StepKind, StepRecord
+from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store.contract import EventEntry, StoreLimits
 
@@ -44,6 +46,8 @@ class DueTimes(NamedTuple):
     deadline     the deadline of an unclaimed job passes
     open_at      a parked lane opens
     tick_at      a schedule has a tick to decide about
+
+    The last two say whether suspects of a kind wait.
     """
 
     run_at: float | None
@@ -51,6 +55,16 @@ class DueTimes(NamedTuple):
     deadline: float | None
     open_at: float | None = None
     tick_at: float | None = None
+    has_shared_suspects: bool = False
+    has_isolated_suspects: bool = False
+
+    @property
+    def waiting_suspects(self) -> tuple[SuspectKind, ...]:
+        """The kinds of suspects that wait."""
+        if not (self.has_shared_suspects or self.has_isolated_suspects):
+            return ()
+        kinds = (SuspectKind.SHARED, SuspectKind.ISOLATED)
+        return tuple(compress(kinds, (self.has_shared_suspects, self.has_isolated_suspects)))
 
 
 class Tables(Protocol):
@@ -100,6 +114,9 @@ class Tables(Protocol):
     def jobs_held_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
         """Return the claimed and running jobs of these workers; those whose lease ends first come first."""
 
+    def jobs_lost_by(self, workers: Sequence[str], limit: int) -> list[JobRecord]:
+        """Return unfinished jobs whose last loss is by these workers, as long as it is not final."""
+
     def cancel_requests(self, worker: str) -> tuple[Ref, ...]:
         """Return the running jobs of a worker that it was asked to cancel."""
 
@@ -125,21 +142,21 @@ class Tables(Protocol):
         For each queue and task, the first `width` lanes that are not parked, by virtual start.
         """
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: bool) -> list[JobRecord]:
-        """Return the most urgent jobs of all these lanes together. Without `suspects`, skip suspects."""
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
+        """Return the most urgent jobs of all these lanes together. Skip suspects of other kinds."""
 
     def positions(
-        self, lanes: Sequence[OpenLane], per_lane: int, suspects: bool
+        self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind
     ) -> dict[Any, list[Position]]:
         """Return for each lane, by its id, the positions of its first `per_lane` jobs."""
 
-    def jobs_at(self, positions: Sequence[Position], suspects: bool) -> list[JobRecord]:
+    def jobs_at(self, positions: Sequence[Position], suspects: SuspectKind) -> list[JobRecord]:
         """Return the jobs at these positions, or as many other jobs of the same lanes."""
 
     def jobs_by_seq(self, seqs: Sequence[int]) -> list[JobRecord]:
         """Return the waiting jobs with these numbers."""
 
-    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: bool) -> list[OldestJob]:
+    def oldest_jobs(self, lanes: Sequence[Any], per_kind: int, suspects: SuspectKind) -> list[OldestJob]:
         """Return the `per_kind` oldest jobs of each lane and priority, lifo jobs apart."""
 
     def lanes_of(self, queue: str, group: str | None = None) -> list[Any]:

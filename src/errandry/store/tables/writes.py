@@ -107,6 +107,8 @@ def _plan_held_job(before: JobRecord, after: JobRecord, batches: Batches) -> boo
     if (
         before.state is after.state
         and before.fence == after.fence
+        and before.crashes == after.crashes
+        and before.lost_by == after.lost_by
         and before.cancel_requested is after.cancel_requested
         and before.progress is after.progress
         and before.logs is after.logs

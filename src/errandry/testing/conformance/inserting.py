@@ -91,6 +91,7 @@ class Inserts:
             started_at=None,
             finished_at=None,
             expires_at=None,
+            lost_by=None,
             backoff=None,
             keep=None,
             progress=None,

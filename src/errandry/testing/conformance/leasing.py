@@ -308,8 +308,8 @@ class LeaseExpiry:
     ) -> None:
         job = await given.waiting(**limits)
         beside = await given.waiting(delay=3_600.0)
-        for _ in range(runs):
-            assert await requests.claim_ids(store, lease=30.0) == [job.id]
+        for run in range(runs):
+            assert await requests.claim_ids(store, worker=f"worker-{run}", lease=30.0) == [job.id]
             clock.advance(30)
 
         assert await requests.claim_ids(store) == []

@@ -61,8 +61,10 @@ async def operate(store: Store, command: OperatorCommand) -> Moved:
     return answer
 
 
-async def run_upkeep(store: Store, limit: int = 1_000, dead: tuple[str, ...] = ()) -> UpkeepResult:
-    answer = await send(store, Upkeep(limit, dead))
+async def run_upkeep(
+    store: Store, limit: int = 1_000, dead: tuple[str, ...] = (), worker: str = ""
+) -> UpkeepResult:
+    answer = await send(store, Upkeep(limit, dead, worker=worker))
     assert isinstance(answer, UpkeepResult), answer
     return answer
 

@@ -26,6 +26,7 @@ from errandry.testing.conformance.leasing import (
     StartAndCancel,
 )
 from errandry.testing.conformance.limiting import ConcurrencyLimits, Fairness, RateLimits
+from errandry.testing.conformance.losing import CrashCap, SuspectKinds, WorkerLosses
 from errandry.testing.conformance.opening_and_waking import ChangeNotification, OpeningAndClosing
 from errandry.testing.conformance.operating import BulkCommands, OperatorCommands
 from errandry.testing.conformance.pausing import Pauses
@@ -80,6 +81,9 @@ class Conformance(
     LeaseRenewal,
     StartAndCancel,
     LeaseExpiry,
+    WorkerLosses,
+    CrashCap,
+    SuspectKinds,
     Fences,
     ProgressAndLogs,
     SettledOutcomes,

@@ -22,6 +22,7 @@ from errandry.core.answer import (
     UpkeepResult,
 )
 from errandry.core.command import (
+    BEAT_INTERVAL,
     CancelJobs,
     Claim,
     Command,
@@ -92,6 +93,7 @@ COMMANDS: Mapping[Move, Callable[[JobRecord], Command]] = {
     Move.RELEASE: _settle(ReleaseOutcome()),
     Move.GIVE_UP: _settle(GiveUpOutcome()),
     Move.EXPIRE: lambda _: Upkeep(),
+    Move.LOSE: lambda _: Upkeep(),
     Move.CANCEL: lambda job: CancelJobs(ids=(job.id,)),
     Move.CANCEL_FORCED: lambda job: CancelJobs(ids=(job.id,), force=True),
     Move.RESOLVE: lambda job: ResolveJobs(ids=(job.id,)),
@@ -130,6 +132,7 @@ EVENTS_OF_MOVES: Mapping[Move, tuple[EventKind, ...]] = {
     Move.RELEASE: (EventKind.WAITING,),
     Move.GIVE_UP: (EventKind.CANCELED,),
     Move.EXPIRE: (EventKind.STALLED, EventKind.WAITING),
+    Move.LOSE: (EventKind.FAILED,),
     Move.CANCEL: (EventKind.CANCELED,),
     Move.CANCEL_FORCED: (EventKind.CANCELED,),
     Move.RESOLVE: (EventKind.COMPLETED,),
@@ -160,7 +163,7 @@ class TransitionTable:
     async def test_every_move_has_a_command_or_is_listed_as_having_none(self) -> None:
         assert set(COMMANDS) | MOVES_WITHOUT_A_COMMAND == set(Move)
         assert set(COMMANDS) & MOVES_WITHOUT_A_COMMAND == set()
-        assert len(ALLOWED_MOVES) + len(REFUSED_MOVES) == 25 * 9
+        assert len(ALLOWED_MOVES) + len(REFUSED_MOVES) == 26 * 9
 
     @pytest.mark.parametrize(("move", "state"), ALLOWED_MOVES, ids=_case_ids(ALLOWED_MOVES))
     async def test_an_allowed_move_reaches_the_state_in_the_table(
@@ -214,8 +217,11 @@ async def _records(store: Store) -> list[JobRecord]:
 
 
 async def _prepared_job(given: Given, clock: FakeClock, move: Move, state: State | None) -> JobRecord:
-    """A job in `state`; for `expire` and `lapse`, at the moment when the move is due."""
+    """A job in `state`; for `expire`, `lose` and `lapse`, at the moment when the move is due."""
     match move:
+        case Move.LOSE if state is State.SCHEDULED:
+            job = await given.lost_at_the_cap(clock)
+            clock.advance(2 * BEAT_INTERVAL)
         case Move.EXPIRE:
             job = await given.in_state(state, **_lease(state, 30.0))
             clock.advance(30)
@@ -239,7 +245,7 @@ def _expected_answer(move: Move, job: JobRecord, after: JobRecord | None) -> Ans
             return Claims((after,) if after else ())
         case Move.RENEW:
             return Renewed((HELD,))
-        case Move.EXPIRE:
+        case Move.EXPIRE | Move.LOSE:
             return UpkeepResult(expired=1)
         case Move.LAPSE:
             return UpkeepResult(lapsed=1)
@@ -260,7 +266,7 @@ def _check_refusal(answer: Answer, move: Move, state: State | None, job: JobReco
     elif move is Move.CLAIM:
         assert isinstance(answer, Claims)
         assert answer.jobs == ()
-    elif move in (Move.EXPIRE, Move.LAPSE):
+    elif move in (Move.EXPIRE, Move.LOSE, Move.LAPSE):
         assert answer == UpkeepResult()
     else:
         _check_operators_refusal(answer, move, state, job)
@@ -381,6 +387,12 @@ CONDITIONAL_MOVES: list[tuple[Move, State, str, Scenario]] = [
     (Move.EXPIRE, State.FAILED, "crashes at their cap", _expire(max_crashes=1)),
     (Move.EXPIRE, State.FAILED, "over 20 releases", _expire_unstarted_too_often),
     (Move.EXPIRE, State.CANCELED, "cancel asked", _expire(cancel=True)),
+    (
+        Move.EXPIRE,
+        State.SCHEDULED,
+        "crashes at their cap, worker silent",
+        lambda _store, clock, given: given.lost_at_the_cap(clock),
+    ),
     (
         Move.RESOLVE,
         State.FAILED,

@@ -16,8 +16,9 @@ CREATE TABLE errandry.store (
 );
 INSERT INTO errandry.store (one, identity) VALUES (1, substr(replace(gen_random_uuid()::text, '-', ''), 1, 16));
 
--- Jobs that are not finished. `lane` is set while the job is waiting. Rows change often and do not live long, so pages
--- keep room for the next version of a row, and autovacuum starts early.
+-- Jobs that are not finished. `lane` is set while the job is waiting; `suspect` is a `SuspectKind` (core/suspect.py).
+-- Rows change often and do not live long, so pages keep room for the next version of a row, and autovacuum starts
+-- early.
 CREATE TABLE errandry.live (
     seq              bigint           NOT NULL,
     id               text COLLATE "C" NOT NULL,
@@ -54,6 +55,7 @@ CREATE TABLE errandry.live (
     started_at       double precision,
     finished_at      double precision,
     expires_at       double precision,
+    lost_by          text COLLATE "C",
     backoff          text COLLATE "C",
     keep             text COLLATE "C",
     progress         text COLLATE "C",
@@ -63,6 +65,9 @@ CREATE TABLE errandry.live (
     uniqueness       text COLLATE "C",
     steps            text COLLATE "C",
     lane             bigint,
+    suspect          smallint         NOT NULL GENERATED ALWAYS AS (
+        CASE WHEN crashes = 0 THEN 0
+             WHEN crashes + 1 >= max_crashes OR attempts + 1 >= max_attempts THEN 2 ELSE 1 END) STORED,
     CONSTRAINT live_pkey PRIMARY KEY (seq),
     CONSTRAINT live_id UNIQUE (id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
@@ -73,6 +78,9 @@ CREATE INDEX live_leased ON errandry.live (lease_until, seq)
 CREATE INDEX live_deadline ON errandry.live (deadline, seq)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON errandry.live (worker) WHERE cancel_requested;
+-- Waiting suspects, and jobs of which a heartbeat of their last worker takes a crash back. Few jobs are in these indexes.
+CREATE INDEX live_suspects ON errandry.live (suspect) WHERE state = 'waiting' AND crashes > 0;
+CREATE INDEX live_lost ON errandry.live (lost_by) WHERE lost_by IS NOT NULL;
 -- Waiting jobs without a lane. `insert_jobs` inserts them if their lane is not marked. The next pass that claims sets
 -- their lane.
 CREATE INDEX live_without_lane ON errandry.live (seq) WHERE state = 'waiting' AND lane IS NULL;
@@ -116,6 +124,7 @@ CREATE TABLE errandry.history (
     started_at       double precision,
     finished_at      double precision NOT NULL,
     expires_at       double precision NOT NULL,
+    lost_by          text COLLATE "C",
     backoff          text COLLATE "C",
     keep             text COLLATE "C",
     progress         text COLLATE "C",
@@ -148,13 +157,15 @@ CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps,
+       'live' AS part
   FROM errandry.live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'history' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps,
+       'history' AS part
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has

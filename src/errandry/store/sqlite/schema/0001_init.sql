@@ -14,7 +14,7 @@ CREATE TABLE store (
 ) STRICT;
 INSERT INTO store (only, identity) VALUES (1, lower(hex(randomblob(8))));
 
--- Jobs that are not finished. `lane` is set while the job is waiting.
+-- Jobs that are not finished. `lane` is set while the job is waiting; `suspect` is a `SuspectKind` (core/suspect.py).
 CREATE TABLE live (
     seq              INTEGER PRIMARY KEY,
     id               TEXT    NOT NULL UNIQUE,
@@ -51,6 +51,7 @@ CREATE TABLE live (
     started_at       REAL,
     finished_at      REAL,
     expires_at       REAL,
+    lost_by          TEXT,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -59,7 +60,10 @@ CREATE TABLE live (
     logs             TEXT,
     uniqueness       TEXT,
     steps            TEXT,
-    lane             INTEGER
+    lane             INTEGER,
+    suspect          INTEGER GENERATED ALWAYS AS (
+        CASE WHEN crashes = 0 THEN 0
+             WHEN crashes + 1 >= max_crashes OR attempts + 1 >= max_attempts THEN 2 ELSE 1 END) VIRTUAL
 ) STRICT;
 CREATE UNIQUE INDEX live_ready ON live (lane, priority, place) WHERE state = 'waiting';
 CREATE INDEX live_due ON live (run_at) WHERE state = 'scheduled';
@@ -67,6 +71,9 @@ CREATE INDEX live_leased ON live (lease_until, seq, queue, task, grp, state) WHE
 CREATE INDEX live_deadline ON live (deadline)
     WHERE deadline IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
 CREATE INDEX live_canceling ON live (worker) WHERE cancel_requested;
+-- Waiting suspects, and jobs of which a heartbeat of their last worker takes a crash back. Few jobs are in these indexes.
+CREATE INDEX live_suspects ON live (suspect) WHERE state = 'waiting' AND crashes > 0;
+CREATE INDEX live_lost ON live (lost_by) WHERE lost_by IS NOT NULL;
 
 -- Finished jobs. Upkeep deletes them after `expires_at`.
 CREATE TABLE history (
@@ -105,6 +112,7 @@ CREATE TABLE history (
     started_at       REAL,
     finished_at      REAL    NOT NULL,
     expires_at       REAL    NOT NULL,
+    lost_by          TEXT,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -125,19 +133,19 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
+       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
   FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
