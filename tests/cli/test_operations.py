@@ -392,7 +392,7 @@ class TestEvents:
             shop.enqueue(id=f"job-{number}", queue="mail" if number == 3 else "bulk")
         shop.call(shop.jobs.cancel, "job-3")
 
-        assert len(cli("events", "--queue", "mail", "--limit", "3").out.splitlines()) == 2
+        assert len(cli("events", "--queue", "mail", "--limit", "4").out.splitlines()) == 3
         assert len(cli("events", "--kind", "canceled").out.splitlines()) == 1
         assert len(cli("events", "--job", "job-3", "--task", "send").out.splitlines()) == 2
         assert cli("events", "--task", "other").out == ""

@@ -32,7 +32,7 @@ class EventKind(StrEnum):
     stalled           the lease ran out, or the worker died; the next event has the new state of the job
     edited            an operator changed the job, or an enqueue with its unique key replaced its arguments
     removed           the record of the job was deleted
-    drained           the last waiting job of a queue was claimed; it may still be running
+    drained           the last waiting job of a queue was claimed, or has left that state in another way
     paused            a queue, task, group or worker was paused; text has the group or worker, the operator
     resumed           a queue, task, group or worker was resumed; text has the group or worker
     rule_changed      a rule of a queue, task or group was changed; text has the group, change and operator

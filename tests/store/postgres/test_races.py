@@ -165,6 +165,19 @@ async def test_after_a_very_large_bound_insert_the_rest_is_due_at_once_and_the_q
     assert (len(claims.jobs), claims.due_in, await drained_queues(store)) == (JOBS_WITHOUT_LANE_MAX, 0.0, [])
 
 
+async def test_a_queue_is_drained_by_the_cancel_of_its_last_bound_job_although_another_queue_has_one(
+    store: PostgresStore,
+) -> None:
+    with psycopg.connect(server().url()) as caller:
+        jobs = new_job("a", queue="q"), new_job("b", queue="q"), new_job("c", queue="other")
+        store.bind(caller).insert_sync(Insert(jobs))
+    await requests.operate(store, CancelJobs(ids=("a",)))
+    assert await drained_queues(store) == []
+
+    await requests.operate(store, CancelJobs(ids=("b",)))
+    assert await drained_queues(store) == ["q"]
+
+
 @pytest.mark.parametrize("first", ["put", "declared"])
 async def test_a_schedule_that_is_declared_and_put_at_once_keeps_the_plan_of_the_operator(
     store: PostgresStore, other: PostgresStore, monkeypatch: pytest.MonkeyPatch, first: str

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from errandry.clock import Clock
-from errandry.core.command import CompleteOutcome, EditJobs
+from errandry.core.command import CancelJobs, CompleteOutcome, EditJobs
 from errandry.core.event import EventKind
 from errandry.errors import StoreFull
 from errandry.store.contract import Store, StoreLimits
@@ -209,6 +209,17 @@ async def test_a_queue_is_not_drained_while_a_lane_with_lifo_jobs_has_waiting_jo
     assert len(await requests.claim_ids(store, limit=60)) == 60 < left
     entries = (await store.events(None, 10_000)).entries
     assert not [entry for entry in entries if entry.event.kind is EventKind.DRAINED]
+
+
+async def test_a_queue_with_a_waiting_lifo_job_is_not_drained_by_a_cancel(held: StoreWithSnapshot) -> None:
+    """A lifo job stands before the scan position of its lane, and a pass without a claim must see it too."""
+    await run_jobs(held.store, 100)
+    await requests.insert(held.store, new_job("lifo", lifo=True), new_job("last"))
+    cursor = await held.store.latest_cursor()
+
+    await requests.operate(held.store, CancelJobs(ids=("last",)))
+
+    assert await requests.event_kinds(held.store, cursor) == [EventKind.CANCELED]
 
 
 async def test_a_job_edited_to_a_priority_that_was_empty_is_found(held: StoreWithSnapshot) -> None:

@@ -15,7 +15,6 @@ from errandry.core import move
 from errandry.core.answer import Claims, LossCause
 from errandry.core.batch import CLAIM_MAX, call_count, free_places
 from errandry.core.command import Claim, Ref
-from errandry.core.event import EventKind
 from errandry.core.fair_queueing import (
     OpenLane,
     PickRules,
@@ -58,11 +57,7 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
             (fence, [job.id for job in jobs]) for fence, jobs in groupby(taken, attrgetter("fence"))
         ]
         tables.save_claims(command.worker, claims, now)
-        for queue in {job.queue: None for job in taken}:
-            if tables.is_drained(queue):
-                work.emit(EventKind.DRAINED, queue)
-                if queue in work.fair_queues:
-                    tables.reset_virtual_time(queue)
+        work.report_drained_queues()
     return _answer(work, tuple(taken))
 
 

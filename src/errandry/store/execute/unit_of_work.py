@@ -62,6 +62,7 @@ class UnitOfWork:
         self.tables, self.now, self.limits, self._commands = tables, now, limits, commands
         self.is_upkeep_done = False
         self.fair_queues: set[str] = set()
+        self._left_queues: dict[str, None] = {}
         self._permits: Permits | None = None
         self._rules: dict[str, Rule] | None = None
         self._gate_closings: dict[GateKey, float] = {}
@@ -180,6 +181,8 @@ class UnitOfWork:
     def change_queue(self, before: JobRecord, after: JobRecord) -> None:
         """Move a job's counters to another queue before its move, and its unique key if that is per queue."""
         self._events.record_queue_change(before, after)
+        if before.state is WAITING:
+            self._left_queues[before.queue] = None
         unique = before.unique
         if unique is not None and unique.is_bound_to_queue:  # guard: key_follows_queue
             self._free_key(slot_of(before, unique, self.now), before.id)
@@ -187,6 +190,15 @@ class UnitOfWork:
 
     def emit(self, kind: EventKind, queue: str = "", task: str = "", job: str = "", text: str = "") -> None:
         self._events.emit(kind, queue, task, job, text)
+
+    def report_drained_queues(self) -> None:
+        """Emit `drained` for queues whose last waiting job has left that state since the last call."""
+        queues, self._left_queues = self._left_queues, {}
+        for queue in queues:
+            if self.tables.is_drained(queue):
+                self.emit(EventKind.DRAINED, queue)
+                if queue in self.fair_queues:
+                    self.tables.reset_virtual_time(queue)
 
     def rule(self, queue: str) -> Rule:
         """Return the rule of a queue."""
@@ -289,6 +301,7 @@ class UnitOfWork:
     def close(self) -> None:
         """Write all that is left. The pass can then be committed."""
         self.flush()
+        self.report_drained_queues()
         self._unpark_released_groups()
         self._write_gate_closings()
         if self._events.event_runs:
@@ -359,6 +372,10 @@ class UnitOfWork:
                 changes = self._changes
         changes[job_id] = (stored, after)
         self._jobs[job_id] = after
+        if after is not None and after.state is WAITING:
+            self._left_queues.pop(after.queue, None)  # this job waits in it
+        elif before is not None and before.state is WAITING:
+            self._left_queues[before.queue] = None
         if job.unique is not None:
             self._update_unique_key(job.unique, before, after)
 

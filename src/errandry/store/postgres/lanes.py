@@ -44,7 +44,7 @@ class PostgresLanes(PostgresGates):
         self._floors: DueFloors | None = None
         self._arrived: dict[int, list[tuple[int, int]]] = {}
         self._taken: dict[int, list[tuple[int, int]]] = {}
-        self._is_counting = False
+        self._is_counting = self._are_lifo_lanes_excluded = False
         self._now = 0.0
         self._has_groups = self._has_jobs_without_lane = self._has_prefetched_jobs = False
         self._due_times: DueTimes | None = None
@@ -58,6 +58,7 @@ class PostgresLanes(PostgresGates):
         moment, self._scan_positions = time.monotonic(), scan_positions
         self._parts, self._floors = scan_positions.parts(moment), scan_positions.floors(moment)
         self._is_counting = scan_positions.wants_count(moment)
+        self._are_lifo_lanes_excluded = False
         self._arrived, self._taken = {}, {}
 
     def record_commit(self) -> None:
@@ -191,8 +192,7 @@ class PostgresLanes(PostgresGates):
     ) -> list[OpenLane]:
         if self._has_jobs_without_lane:
             self._assign_lanes()
-        if self._parts:
-            self._exclude_lifo_lanes()
+        self._exclude_lifo_lanes()
         params = self._open_lanes_params(claim, queues, tasks, width)
         if not self._has_groups:
             if not (
@@ -248,6 +248,9 @@ class PostgresLanes(PostgresGates):
 
     def _exclude_lifo_lanes(self) -> None:
         """Read a lane as a whole if lifo jobs wait in it: they stand before the scan position."""
+        if not self._parts or self._are_lifo_lanes_excluded:
+            return
+        self._are_lifo_lanes_excluded = True
         whole = {lane for (lane,) in self._rows("lanes_with_lifo_jobs", self._part_columns(self._parts))}
         if whole:
             self._parts = {lane: parts for lane, parts in self._parts.items() if lane not in whole}
@@ -367,8 +370,9 @@ class PostgresLanes(PostgresGates):
         If the waiting jobs were counted before this pass took some, up to a bound, the queue is drained if
         the count is at most the number of jobs that have left the waiting state since.
         """
-        if self._has_jobs_without_lane:
+        if self._has_jobs_without_lane and self._rows("queue_has_jobs_without_lane", (queue,)):
             return False
+        self._exclude_lifo_lanes()
         counted, left = self._waiting_bounds.pop(queue, 0), self._left_waiting[queue]
         if counted <= left:
             counted, left = 1, 0

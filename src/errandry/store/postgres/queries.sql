@@ -458,6 +458,10 @@ RETURNING lane, queue, task, grp;
 SELECT * FROM errandry.live WHERE state = 'waiting' AND lane IS NULL
  ORDER BY seq LIMIT %s FOR NO KEY UPDATE SKIP LOCKED;
 
+-- name: queue_has_jobs_without_lane
+-- A row if a job without a lane waits in the queue. Locks nothing.
+SELECT 1 FROM errandry.live WHERE state = 'waiting' AND lane IS NULL AND queue = %s LIMIT 1;
+
 -- name: set_lanes
 -- Set the lanes of waiting jobs. The pass has locked the jobs.
 UPDATE errandry.live SET lane = new.lane

@@ -459,47 +459,6 @@ class BatchClaims:
         assert EventKind.DRAINED in await requests.event_kinds(store, cursor)
 
 
-class DrainedQueues:
-    async def test_claiming_the_last_waiting_job_reports_its_queue_drained(
-        self, store: Store, given: Given
-    ) -> None:
-        for queue in ("a", "a", "b", "b"):
-            await given.waiting(queue=queue)
-        cursor = await store.latest_cursor()
-
-        await requests.claim(store, limit=3)
-
-        drained = [
-            event for event in await requests.read_events(store, cursor) if event.kind is EventKind.DRAINED
-        ]
-        assert [(event.queue, event.job) for event in drained] == [("a", "")]
-
-    async def test_an_empty_claim_reports_no_drained_queue(self, store: Store, given: Given) -> None:
-        await given.running()
-        cursor = await store.latest_cursor()
-
-        await requests.claim(store)
-
-        assert await requests.event_kinds(store, cursor) == []
-
-    async def test_a_job_inserted_after_an_empty_claim_is_claimed(self, store: Store, given: Given) -> None:
-        for name in "abc":
-            await given.waiting(id=name, task="t")
-
-            assert await requests.claim_ids(store) == [name]
-            assert await requests.claim_ids(store) == []
-
-    async def test_a_queue_is_drained_although_it_has_scheduled_jobs(
-        self, store: Store, given: Given
-    ) -> None:
-        await given.scheduled()
-        cursor = await store.latest_cursor()
-
-        await given.running()
-
-        assert EventKind.DRAINED in await requests.event_kinds(store, cursor)
-
-
 async def _insert_jobs_of_two_tasks(given: Given) -> None:
     """Insert the jobs a to f in this order; b and e belong to task `one`, the others to task `many`."""
     for name in "abcdef":

@@ -180,10 +180,11 @@ class Flows:
         assert (await requests.current_job(store, running)).state is State.RUNNING
         assert not (await requests.current_job(store, running)).cancel_requested
         events = [(event.kind, event.job) for event in await requests.read_events(store, cursor)]
-        assert events[-3:] == [
+        assert events[-4:] == [
             (EventKind.FAILED, "child-1"),
             (EventKind.FAILED, "parent"),
             (EventKind.CANCELED, "child-2"),
+            (EventKind.DRAINED, ""),
         ]
         assert await child_outcomes(store) == [ChildEnd.FAILED, ChildEnd.CANCELED, None]
 

@@ -60,8 +60,8 @@ class QueueChanges:
 
         assert await store.counts() == {"a": {}, "b": {"waiting": 1}}
         assert await store.totals() == {"a": {"inserted": 1, "moved_out": 1}, "b": {"moved_in": 1}}
-        [event] = await requests.read_events(store, cursor)
-        assert (event.kind, event.queue, event.job) == (EventKind.EDITED, "b", job.id)
+        events = [(event.kind, event.queue, event.job) for event in await requests.read_events(store, cursor)]
+        assert events == [(EventKind.EDITED, "b", job.id), (EventKind.DRAINED, "a", "")]
 
     async def test_one_edit_can_change_the_queue_and_run_at(
         self, store: Store, clock: FakeClock, given: Given

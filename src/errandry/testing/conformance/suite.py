@@ -8,11 +8,11 @@ from errandry.testing.conformance.claiming import (
     BatchClaims,
     ClaimableJobs,
     ClaimOrder,
-    DrainedQueues,
     SuspectClaims,
 )
 from errandry.testing.conformance.clock import ClockJumps
 from errandry.testing.conformance.declaring import DeclaredRules, DeclaredSchedules
+from errandry.testing.conformance.drained_queues import DrainedQueues
 from errandry.testing.conformance.events import EventCursors, ReportedEvents
 from errandry.testing.conformance.fixtures import Fixtures, MakeStore
 from errandry.testing.conformance.flow_reruns import AwaitedChildren, FlowCancels, FlowEdgeCleanup, FlowReruns

@@ -118,7 +118,7 @@ EVENTS_OF_MOVES: Mapping[Move, tuple[EventKind, ...]] = {
     Move.INSERT: (EventKind.WAITING,),
     Move.PROMOTE: (EventKind.WAITING,),
     Move.LAPSE: (EventKind.FAILED,),
-    Move.CLAIM: (EventKind.CLAIMED, EventKind.DRAINED),
+    Move.CLAIM: (EventKind.CLAIMED,),
     Move.START: (EventKind.STARTED,),
     Move.RENEW: (),
     Move.NOTE: (EventKind.PROGRESS,),
@@ -142,7 +142,7 @@ EVENTS_OF_MOVES: Mapping[Move, tuple[EventKind, ...]] = {
     Move.REMOVE: (EventKind.REMOVED,),
     Move.REMOVE_FORCED: (EventKind.REMOVED,),
 }
-"""The events of each move that reaches its usual state in `TABLE`."""
+"""The events of each move that reaches its usual state in `TABLE`, without `drained`."""
 
 
 def targets_of(move: Move) -> Mapping[State | None, State | None]:
@@ -178,8 +178,9 @@ class TransitionTable:
         assert (after.state if after else None) is targets_of(move)[state]
         assert answer == _expected_answer(move, job, after)
         asked_to_stop = after is not None and after.cancel_requested
+        left_waiting = state is State.WAITING and targets_of(move)[state] is not State.WAITING
         assert await requests.event_kinds(store, cursor) == (
-            [] if asked_to_stop else list(EVENTS_OF_MOVES[move])
+            [] if asked_to_stop else [*EVENTS_OF_MOVES[move], *[EventKind.DRAINED] * left_waiting]
         )
         assert await _records(store) == await _expected_records(move, state)
 
