@@ -295,6 +295,55 @@ def test_a_url_that_is_no_text_is_refused(url: Any, why: str) -> None:
         Errandry(url)
 
 
+class Mailer:
+    """Methods of every kind, and an instance that exists."""
+
+    def send(self, to: str) -> str:
+        return f"mail to {to}"
+
+    @classmethod
+    def send_as_class(cls, to: str) -> str:
+        return f"{cls.__name__} to {to}"
+
+    @staticmethod
+    def send_without(to: str) -> str:
+        return f"plain mail to {to}"
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (
+            Mailer.send,
+            r"Mailer\.send'?: is a method, and a worker has no self to call it with: declare a fun",
+        ),
+        (vars(Mailer)["send_as_class"], "is a method, and a worker has no cls to call it with"),
+        (vars(Mailer)["send_without"], "put @staticmethod above @task, not below it"),
+    ],
+    ids=["method", "class method", "static method"],
+)
+def test_a_method_without_its_object_is_refused(jobs: Errandry, function: Any, why: str) -> None:
+    with pytest.raises(InvalidValue, match=why):
+        jobs.task(function)
+
+    assert jobs.tasks == {}
+
+
+@pytest.mark.parametrize("function", [Mailer().send, Mailer.send_as_class, Mailer.send_without])
+async def test_a_method_that_can_be_called_with_its_arguments_is_a_task(
+    jobs: Errandry, function: Any
+) -> None:
+    job = await jobs.task(function).enqueue(to="ada")
+    await run_burst(jobs)
+
+    assert (await job.result()).endswith(" to ada")
+
+
+def test_a_method_of_an_object_cannot_run_in_a_process(jobs: Errandry) -> None:
+    with pytest.raises(InvalidValue, match=r"another process has not the object of Mailer\.send"):
+        jobs.task(runner="process")(Mailer().send)
+
+
 def test_a_lambda_needs_a_name(jobs: Errandry) -> None:
     with pytest.raises(InvalidValue, match="a lambda has no name: write a def, or give name="):
         jobs.task(lambda: 1)

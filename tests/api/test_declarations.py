@@ -158,7 +158,7 @@ class TestRules:
         if kind == "queue":
             await live.declare_queue("new q", limit=20).set_rules(limit=1)
         else:
-            live.task(name="new q", limit=20)(Counting.seal)
+            live.task(name="new q", limit=20)(Counting().seal)
             await live.remote_task("new q").set_rules(limit=1)
 
         await live.put_declared()

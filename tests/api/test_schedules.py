@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_type_hints
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -389,6 +390,35 @@ class TestDeclaring:
         jobs.task(schedule="@daily")(other)
 
         assert jobs.schedules.declared == ("one", "other")
+
+    async def test_a_worker_refuses_a_schedule_without_arguments_whose_types_were_not_declared_before(
+        self, jobs: Errandry
+    ) -> None:
+        async def report(of: "DeclaredLater") -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+        jobs.task(schedule="@daily")(report)
+        report.__globals__["DeclaredLater"] = str
+        try:
+            with pytest.raises(InvalidValue, match=r"'of' has no default.*report\.new.of=…") as refused:
+                await run_burst(jobs)
+        finally:
+            del report.__globals__["DeclaredLater"]
+
+        assert str(refused.value).startswith("schedule='report': ")
+        assert await jobs.schedules.list() == []
+
+    @pytest.mark.parametrize("first", [str, "JobContext", "DeclaredLater"])
+    def test_an_argument_without_default_is_refused_even_if_another_type_is_declared_later(
+        self, first: Any
+    ) -> None:
+        jobs = Errandry("memory:")
+
+        async def report(first: Any, second: Any) -> None: ...
+
+        report.__annotations__ = {"first": first, "second": "DeclaredLaterToo"}
+        is_known = first == "DeclaredLater" or first is str
+        with pytest.raises(InvalidValue, match="has no default") if is_known else nullcontext():
+            jobs.task(schedule="@daily")(report)
 
     def test_two_declarations_of_a_name_must_be_equal(self) -> None:
         jobs = Errandry("memory:", codec=Bound())

@@ -227,11 +227,17 @@ class Schedules:
         return new_ids
 
     def _declared_plan(self, name: str, known: SchedulePlan | None) -> SchedulePlan:
-        """The plan that code declares; the `known` plan if only values differ that are new at each start.
+        """The checked plan that code declares, in which values that are new at each start are as in `known`.
 
         An encryption seals the same arguments differently each time. Enqueue hooks may add metadata that
         differs each time, such as the `traceparent` of the program's start.
         """
+        with _naming(name):
+            plan = self._declared[name].timing.plan(self._declared_job(name, known))
+            check_plan(name, plan)
+        return plan
+
+    def _declared_job(self, name: str, known: SchedulePlan | None) -> NewJob:
         declared = self._declared[name]
         job = self._job_template(name, declared.call)
         if known is not None and known.job.task == job.task:
@@ -244,7 +250,7 @@ class Schedules:
             if _differs_only_by_hooks(unhooked, job.metadata, known.job.metadata):
                 same_metadata = replace(job, metadata=known.job.metadata)
                 job = same_metadata if same_metadata == known.job else job
-        return declared.timing.plan(job)
+        return job
 
     def _plain_plan(self, name: str, call: Schedulable, timing: ScheduleOptions) -> SchedulePlan:
         """The checked plan of a declaration, with plain arguments. Enqueue hooks do not run."""

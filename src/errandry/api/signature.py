@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -66,22 +66,29 @@ class Signature:
         return given | kwargs
 
     def check_defaults(self) -> None:
-        """Raise InvalidArguments if a call without arguments lacks one.
+        """Raise InvalidArguments if a call without arguments is known to lack one.
 
-        It checks only the names, because the types in the annotations may be declared later. If they are, the
-        parameter of the context is not known yet, and it checks nothing.
+        It checks only the names, because the types in the annotations may be declared later. Of the
+        parameters whose types cannot be read yet, one may be the context.
         """
         required = [
             name for name, value in self._parameters.items() if value.default is inspect.Parameter.empty
         ]
-        try:
-            missing = [name for name in required if name != self.context_parameter]
-        except InvalidArguments:
-            return
+        unreadable = [name for name in required if self._may_be_context(name) is None]
+        missing = [name for name in required if self._may_be_context(name) is False] + unreadable[1:]
         if missing:
             call = f"{self.task}.new({', '.join(f'{name}=…' for name in missing)})"
             why = f"argument '{missing[0]}' has no default: give it one, or schedule {call}"
             raise InvalidArguments(self.task, why)
+
+    def _may_be_context(self, name: str) -> bool | None:
+        """True if this parameter takes the `JobContext`; None if its annotation cannot be read yet."""
+        parameter = SimpleNamespace(__annotations__={name: self._parameters[name].annotation})
+        module = getattr(inspect.unwrap(self._function), "__globals__", {})
+        try:
+            return _is_context(get_type_hints(parameter, module, include_extras=True)[name])
+        except Exception:
+            return None
 
     def write(self, given: dict[str, Any], later: frozenset[str] = frozenset()) -> str:
         """The arguments as JSON text, after a check that this task can read it again.

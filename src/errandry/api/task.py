@@ -287,6 +287,7 @@ def declare_task(
 
     Wrong options raise InvalidValue here, not when a job runs.
     """
+    _refuse_method(function)
     if not inspect.isroutine(function):
         raise InvalidValue("task", function, "must be a function; options go by name: task(name=…)")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -314,6 +315,23 @@ def declare_task(
     return task
 
 
+def _refuse_method(function: Any) -> None:
+    """Raise InvalidValue for a function that must be called with an object or a class as first argument."""
+    if isinstance(function, staticmethod):
+        raise InvalidValue("task", function.__qualname__, "put @staticmethod above @task, not below it")
+    plain = function.__func__ if isinstance(function, classmethod) else function
+    if not inspect.isfunction(plain):
+        return
+    place = plain.__qualname__.rpartition(".")[0]
+    first = next(iter(inspect.signature(plain).parameters), "")
+    if place and not place.endswith("<locals>") and first in ("self", "cls"):
+        why = (
+            f"is a method, and a worker has no {first} to call it with: declare a function, "
+            f"or the method of an object: task(an_object.{plain.__name__})"
+        )
+        raise InvalidValue("task", plain.__qualname__, why)
+
+
 def _handler_runner(function: Callable[..., Any], options: TaskOptions | BatchOptions) -> Runner:
     """The runner given, or the one of the worker that fits `function`; InvalidValue if it cannot run it."""
     is_async = inspect.iscoroutinefunction(function)
@@ -339,6 +357,9 @@ def _handler_runner(function: Callable[..., Any], options: TaskOptions | BatchOp
 
 def _check_importable(function: Callable[..., Any]) -> None:
     """Raise InvalidValue if a child process could not import the handler."""
+    if inspect.ismethod(function) and not inspect.isclass(function.__self__):
+        why = f"another process has not the object of {function.__qualname__}: declare a function"
+        raise InvalidValue("runner", Runner.PROCESS.value, why)
     if not function.__qualname__.replace(".", "").isidentifier():
         why = f"another process cannot find {function.__qualname__}: declare the task at the top of a module"
         raise InvalidValue("runner", Runner.PROCESS.value, why)
