@@ -52,6 +52,7 @@ NOT_RUN = {
     ("README.md", "needs this checkout"),
     ("docs/index.md", "needs a checkout"),
     ("docs/quickstart.md", "makes an environment"),
+    ("docs/guide/fences.md", "needs a server"),
     ("docs/guide/postgres.md", "needs a server"),
     ("docs/guide/transactions.md", "needs a server"),
     ("docs/guide/sync.md", "needs Flask"),
@@ -73,6 +74,11 @@ PATHS = [f"/{place}" for place in SOURCES] + [
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_pages_are_up_to_date(name: str) -> None:
     assert (DOCS / name).read_text("utf-8") == PAGES[name](), "run `make generate` and commit what it wrote"
+
+
+@pytest.mark.parametrize("name", USER_TEXTS)
+def test_no_column_for_a_fence_is_smaller_than_64_bits(name: str) -> None:
+    assert re.findall(r"\bfence (?:int|integer|int4|smallint)\b", USER_TEXTS[name], re.IGNORECASE) == []
 
 
 def test_a_value_without_a_description_is_reported() -> None:

@@ -62,7 +62,7 @@ def warehouse() -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect("warehouse.db", timeout=30)) as db, db:
         db.execute(
             "CREATE TABLE IF NOT EXISTS sales"
-            " (day TEXT, item TEXT, total INT, fence INT, PRIMARY KEY (day, item))"
+            " (day TEXT, item TEXT, total INT, fence BIGINT, PRIMARY KEY (day, item))"
         )
         yield db
 

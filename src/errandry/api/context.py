@@ -97,7 +97,10 @@ class JobContext:
 
     @property
     def fence(self) -> int:
-        """The number of the claim, greater than those of all earlier claims of this job."""
+        """The number of the claim, greater than those of all earlier claims of this job.
+
+        It needs 64 bits: store it with an effect in a column of type BIGINT, and refuse smaller ones.
+        """
         return self._record.fence
 
     @property

@@ -212,7 +212,7 @@ class JobView(Generic[R_co]):
 
     @property
     def fence(self) -> int:
-        """The number of its last claim; it only ever rises."""
+        """The number of its last claim, of up to 64 bits; it only ever rises."""
         return self.record.fence
 
     @property
