@@ -268,6 +268,19 @@ async def test_why_explains_why_a_job_is_not_running(jobs: Errandry, send: Task[
     assert "by ops" in answer.reasons[0].text
 
 
+async def test_why_counts_no_attempt_of_a_job_whose_attempts_were_reset(jobs: Errandry) -> None:
+    @jobs.task(max_attempts=1)
+    async def broken() -> None:
+        raise ValueError("no")
+
+    job = await broken.enqueue()
+    await drain(jobs)
+    await jobs.rerun(job.id, reset_attempts=True, delay="1 hour")
+
+    [scheduled, *_] = (await jobs.why(job.id)).reasons
+    assert (scheduled.code, "attempt" in scheduled.text) == ("scheduled", False)
+
+
 async def test_why_explains_how_a_job_has_ended(jobs: Errandry, send: Task[[str], str]) -> None:
     job = await send.enqueue("ada")
     await drain(jobs)

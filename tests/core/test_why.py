@@ -95,6 +95,33 @@ CASES: list[tuple[str, Why, list[str], str]] = [
         ["failed"],
         "failed 8 s ago (error) after attempt 5 of 5, last with ValueError: no such address.",
     ),
+    (
+        "failed without an attempt",
+        explained(job(state=State.FAILED, reason=Reason.DEADLINE, finished_at=NOW - 8, max_attempts=1)),
+        ["failed"],
+        "failed 8 s ago (deadline) before attempt 1 of 1. A rerun",
+    ),
+    (
+        "completed without an attempt",
+        explained(job(state=State.COMPLETED, finished_at=NOW - 300)),
+        ["completed"],
+        "completed 5 min ago, before an attempt.",
+    ),
+    (
+        "rerun later with its attempts reset",
+        explained(
+            job(
+                state=State.SCHEDULED,
+                run_at=NOW + 60,
+                settled=Move.RETRY,
+                errors=(ERROR,),
+                attempts=0,
+                max_attempts=1,
+            )
+        ),
+        ["scheduled"],
+        "It is scheduled to run in 60 s, at 2027-01-15T08:01:00Z.",
+    ),
     ("canceled", explained(job(state=State.CANCELED, finished_at=NOW - 1)), ["canceled"], "canceled 1 s ago"),
     (
         "running",

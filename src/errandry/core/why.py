@@ -111,13 +111,15 @@ def _finished(facts: WhyFacts) -> Iterator[WhyReason]:
     when = _ago(job.finished_at, facts.now)
     match job.state:
         case State.COMPLETED:
-            yield WhyReason(WhyCode.COMPLETED, f"It is done: completed {when}, in attempt {job.attempts}.")
+            tried = f"in attempt {job.attempts}" if job.attempts else "before an attempt"
+            yield WhyReason(WhyCode.COMPLETED, f"It is done: completed {when}, {tried}.")
         case State.CANCELED:
             yield WhyReason(WhyCode.CANCELED, f"It was canceled {when}. A rerun would start it again.")
         case _:
             last = f", last with {_error(job.errors[-1])}" if job.errors else ""
             reason = str(job.reason or "error").replace("_", " ")
-            tried = f"after attempt {job.attempts} of {job.max_attempts}"
+            tried = "after" if job.attempts else "before"
+            tried += f" attempt {max(1, job.attempts)} of {job.max_attempts}"
             yield WhyReason(
                 WhyCode.FAILED, f"It failed {when} ({reason}) {tried}{last}. A rerun would try it again."
             )
@@ -185,7 +187,7 @@ def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
     if job.awaited_signal is not None:
         until = "" if run_at - facts.now > check.SPAN_MAX / 2 else f", or goes on without {when}"
         yield WhyReason(WhyCode.SIGNAL, f"It waits for the signal {job.awaited_signal!r}{until}.")
-    elif job.settled is Move.RETRY and job.errors:
+    elif job.settled is Move.RETRY and job.errors and job.attempts:  # a reset of its attempts keeps `settled`
         tried = f"attempt {job.attempts} of {job.max_attempts} ended with {_error(job.errors[-1])}"
         yield WhyReason(WhyCode.RETRY, f"It will be tried again {when}: {tried}.")
     else:
