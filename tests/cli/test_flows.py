@@ -77,3 +77,20 @@ def test_why_names_the_children(cli: Cli, shop: Shop) -> None:
     _insert(shop, [("root", "one"), ("root", "two")])
 
     assert "2 children to end: one, two" in cli("why", "root").out
+
+
+def test_a_cancel_can_leave_the_children_alone(cli: Cli, shop: Shop) -> None:
+    _insert(shop, [("one", "first"), ("other", "second")])
+
+    assert cli("jobs", "cancel", "one", "--no-children").code == 0
+    assert cli("jobs", "cancel", "other").code == 0
+    refused = cli("jobs", "cancel", "one", "--no-children", "--flow")
+
+    assert (refused.code, "flow cancels the children too" in refused.err) == (2, True)
+    jobs = cli("jobs", "ls", "--json").data
+    assert {job["id"]: job["state"] for job in jobs} == {
+        "one": "canceled",
+        "first": "waiting",
+        "other": "canceled",
+        "second": "canceled",
+    }

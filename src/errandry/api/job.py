@@ -107,9 +107,12 @@ class Job(JobView[R_co]):
             if event.kind in FINAL_KINDS:
                 return
 
-    async def cancel(self) -> None:
-        """Cancel the job: at once if it is not running, else by asking its handler to stop."""
-        await self._app.cancel(self.id)
+    async def cancel(self, *, children: bool = True) -> None:
+        """Cancel the job: at once if it is not running, else by asking its handler to stop.
+
+        The jobs it waits for are canceled too, unless `children` is False.
+        """
+        await self._app.cancel(self.id, children=children)
 
     async def signal(self, name: str, payload: Any = None) -> bool:
         """Send it a signal for `ctx.wait_for(name)`; False if it has got a signal of this name already."""

@@ -86,16 +86,20 @@ class Operations:
         query: str | None = None,
         force: bool = False,
         flow: bool = False,
+        children: bool = True,
         dry_run: bool = False,
     ) -> Moved:
         """Cancel jobs: at once if they are not running, else by asking their handlers to stop.
 
         `force` cancels finished jobs too. `flow` includes all descendants of the jobs; those in a state that
-        cannot be canceled are left alone.
+        cannot be canceled are left alone. `children=False` leaves the jobs alone that the canceled ones wait
+        for; they would be canceled too.
         """
         if flow:
+            if not children:
+                raise InvalidValue("children", children, "flow cancels the children too: give one of both")
             ids, query = await self.subtree(*ids), query or ""
-        return await self._operate(CancelJobs, ids, query, dry_run, force=force)
+        return await self._operate(CancelJobs, ids, query, dry_run, force=force, children=children)
 
     async def rerun(
         self,

@@ -96,9 +96,9 @@ class SyncJob(JobView[R_co], Blocking):
         """Yield the events of the job until it has finished."""
         yield from self._iterate(self._mirrored.observe())
 
-    def cancel(self) -> None:
+    def cancel(self, *, children: bool = True) -> None:
         """Cancel the job: at once if it is not running, else by asking its handler to stop."""
-        self._wait(self._mirrored.cancel())
+        self._wait(self._mirrored.cancel(children=children))
 
     def signal(self, name: str, payload: Any = None) -> bool:
         """Send it a signal for `ctx.wait_for(name)`; False if it has got a signal of this name already."""
@@ -524,10 +524,15 @@ class SyncErrandry(Blocking):
         query: str | None = None,
         force: bool = False,
         flow: bool = False,
+        children: bool = True,
         dry_run: bool = False,
     ) -> Moved:
         """Cancel jobs: at once if they are not running, else by asking their handlers to stop."""
-        return self._wait(self._mirrored.cancel(*ids, query=query, force=force, flow=flow, dry_run=dry_run))
+        return self._wait(
+            self._mirrored.cancel(
+                *ids, query=query, force=force, flow=flow, children=children, dry_run=dry_run
+            )
+        )
 
     def rerun(
         self,

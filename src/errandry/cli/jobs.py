@@ -199,6 +199,7 @@ def _print_logs(session: Session, job: JobRecord, after: int = 0) -> None:
 @jobs.command("cancel")
 @jobs_argument
 @click.option("--force", is_flag=True, help="Cancel finished jobs too")
+@click.option("--no-children", is_flag=True, help="Leave the jobs that they wait for alone")
 @flow_option
 @confirm_options
 @app_command
@@ -207,14 +208,16 @@ async def cancel(
     app: "Errandry",
     jobs_or_query: tuple[str, ...],
     force: bool,
+    no_children: bool,
     flow: bool,
     **confirmation: bool,
 ) -> int:
     """Cancel jobs.
 
-    A job without a running handler is canceled at once; a running handler is asked to stop.
+    A job without a running handler is canceled at once; a running handler is asked to stop. The jobs that a
+    canceled one waits for are canceled too.
     """
-    action = Action(partial(app.cancel, force=force), "canceled")
+    action = Action(partial(app.cancel, force=force, children=not no_children), "canceled")
     return await apply_action(session, app, parse_target(jobs_or_query, flow), action, **confirmation)
 
 
