@@ -235,6 +235,7 @@ PAGES: Mapping[str, ApiPage] = {
             errandry.chain,
             errandry.parallel,
             errandry.chord,
+            errandry.child,
             errandry.result_of,
             errandry.Flow,
             errandry.Parallel,

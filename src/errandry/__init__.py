@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from errandry.api.claimer import Claimer
     from errandry.api.context import Child, JobContext, current
     from errandry.api.events import Event
-    from errandry.api.flow import Flow, Parallel, chain, chord, flow, parallel, result_of
+    from errandry.api.flow import Flow, Parallel, chain, child, chord, flow, parallel, result_of
     from errandry.api.gate_info import GateInfo, GroupInfo, OperatorChangeInfo, PauseInfo, QueueInfo
     from errandry.api.gates import RuleOptions
     from errandry.api.job import Job
@@ -103,6 +103,7 @@ __all__ = [
     "WriteLimits",
     "__version__",
     "chain",
+    "child",
     "chord",
     "current",
     "flow",
@@ -117,7 +118,7 @@ _NAMES = {
     "api.claimer": ("Claimer",),
     "api.context": ("Child", "JobContext", "current"),
     "api.events": ("Event",),
-    "api.flow": ("Flow", "Parallel", "chain", "chord", "flow", "parallel", "result_of"),
+    "api.flow": ("Flow", "Parallel", "chain", "child", "chord", "flow", "parallel", "result_of"),
     "api.gate_info": ("GateInfo", "GroupInfo", "OperatorChangeInfo", "PauseInfo", "QueueInfo"),
     "api.gates": ("RuleOptions",),
     "api.job": ("Job",),

@@ -5,8 +5,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import Struct
 
-from errandry import Child, Errandry, Fail, JobContext, State, chain, chord, flow, parallel, result_of
-from errandry.core.flow import ChildEnd
+from errandry import (
+    Call,
+    Child,
+    Errandry,
+    Fail,
+    Flow,
+    JobContext,
+    State,
+    chain,
+    child,
+    chord,
+    flow,
+    parallel,
+    result_of,
+)
+from errandry.core.flow import ChildEnd, Policy
 from errandry.core.state import Reason
 from errandry.errors import InvalidArguments, InvalidValue
 from errandry.testing import drain
@@ -270,7 +284,7 @@ async def test_results_are_passed_on_through_several_calls(live: Errandry) -> No
     assert [await job.result(timeout=30) for job in ends] == ["ab", "nothing"]
 
 
-async def test_a_result_of_the_wrong_type_fails_the_parent_with_its_path(live: Errandry) -> None:
+async def test_a_result_of_the_wrong_type_fails_the_child_that_returned_it(live: Errandry) -> None:
     @live.task
     async def part(n: int) -> int:
         return "two" if n == 2 else n  # type: ignore[return-value]
@@ -280,11 +294,195 @@ async def test_a_result_of_the_wrong_type_fails_the_parent_with_its_path(live: E
         raise AssertionError("it must not run")
 
     job = await live.enqueue_flow(total.new(result_of(parallel(*[part.new(n) for n in range(4)]))))
+    child = await live.get((await live.children(job.id))[2].id)
+    await run_burst(live)
+
+    record, parent = await live.client.record(child.id), await live.client.record(job.id)
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.UNRECOVERABLE, 1)
+    assert record.errors[-1].message == (
+        "task total: argument parts[2]='two': must be int, not str; it is the result of task part"
+    )
+    assert (parent.state, parent.reason) == (State.FAILED, Reason.CHILD_FAILED)
+
+
+async def test_a_child_fails_at_once_although_others_have_not_run(live: Errandry) -> None:
+    @live.task
+    async def part(n: int) -> str:
+        return "one" if n == 1 else "2"
+
+    @live.task
+    async def total(first: str, second: int | None) -> int:
+        raise AssertionError("it must not run")
+
+    late = part.using(delay="1 hour").new(1)
+    job = await live.enqueue_flow(total.new(result_of(late), result_of(part.new(2))))  # type: ignore[arg-type]
+    await run_burst(live)
+
+    assert (await live.client.record(job.id)).reason is Reason.CHILD_FAILED
+    assert (await live.client.record(late.job.id)).state is State.CANCELED
+
+
+async def test_a_result_of_a_program_without_the_parent_fails_the_parent_with_its_path(
+    live: Errandry,
+) -> None:
+    @live.task
+    async def total(parts: list[int]) -> int:
+        raise AssertionError("it must not run")
+
+    @live.task
+    async def part(n: int) -> int:
+        return "two" if n == 2 else n  # type: ignore[return-value]
+
+    job = await live.enqueue_flow(total.new(result_of(parallel(*[part.new(n) for n in range(4)]))))
+    other = Errandry(store=live.store, clock=live.clock)
+    other.task(part.function)
+    await run_burst(other, tasks=("part",))
     await run_burst(live)
 
     record = await live.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
     assert "argument parts[2]='two': must be int, not str" in record.errors[-1].message
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_result_is_checked_only_against_the_version_it_was_enqueued_for(
+    live: Errandry, version: int
+) -> None:
+    @live.task
+    async def part() -> str:
+        return "two"
+
+    async def total(count: int) -> int:
+        return count
+
+    before = live.task(total)
+    job = await live.enqueue_flow(before.new(result_of(part.new())))  # type: ignore[arg-type]
+    live.task(version=version)(total)
+    await run_burst(live)
+
+    reasons = {1: Reason.CHILD_FAILED, 2: Reason.INVALID_PAYLOAD}
+    assert (await live.client.record(job.id)).reason is reasons[version]
+
+
+class Item(Struct):
+    name: str
+
+
+async def test_results_that_fit_the_types_of_their_arguments_are_accepted(live: Errandry) -> None:
+    @live.task
+    async def pair() -> tuple[int, str]:
+        return 1, "one"
+
+    @live.task
+    async def many(
+        ctx: JobContext, item: Item, pairs: tuple[tuple[int, str], ...], names: list[str] | None = None
+    ) -> int:
+        return len(pairs)
+
+    @live.task
+    async def item() -> Item:
+        return Item("a")
+
+    @live.task(batch=5)
+    async def counted(counts: list[int]) -> list[int]:
+        return counts
+
+    calls = many.new(result_of(item.new()), result_of(parallel(pair.new(), pair.new())))  # type: ignore[arg-type]
+    job = await live.enqueue_flow(counted.new(result_of(calls)))
+    await run_burst(live)
+
+    assert await job.result(timeout=30) == 2
+
+
+async def test_a_result_that_a_claimer_gives_is_checked_too(live: Errandry) -> None:
+    @live.task
+    async def part() -> int:
+        return 0
+
+    @live.task
+    async def total(count: int) -> int:
+        return count
+
+    await live.enqueue_flow(total.new(result_of(part.new())))
+    async with live.claimer(tasks=("part",)) as claimer:
+        [job] = await claimer.claim()
+        with pytest.raises(InvalidArguments, match="argument count='two': must be int, not str"):
+            await job.complete("two")
+        await job.complete(2)
+
+
+@pytest.mark.parametrize("place", ["flow", "parallel", "chain", "argument", "spawn"])
+async def test_a_child_can_have_a_policy_of_its_own(live: Errandry, place: str) -> None:
+    @live.task(max_attempts=1)
+    async def card(n: int = 0) -> int:
+        raise Fail("no card")
+
+    @live.task
+    async def pick(n: int) -> int:
+        return n
+
+    @live.task
+    async def pack(ctx: JobContext, card: int = 0) -> list[str | None]:
+        if place == "spawn" and not ctx.children():
+            ctx.spawn(pick.new(1), child(one_card, "ignore"))
+        return [one.outcome for one in ctx.children()]
+
+    one_card = card.new()
+    flows: dict[str, Call[list[str | None]] | Flow[list[str | None]]] = {
+        "flow": flow(pack.new(), pick.new(1), child(one_card, "ignore")),
+        "parallel": flow(pack.new(), pick.new(1), child(parallel(one_card), "ignore")),
+        "chain": chain(parallel(pick.new(1), child(one_card, "ignore")), pack.new()),
+        "argument": flow(pack.new(result_of(child(one_card, "ignore"))), pick.new(1)),
+        "spawn": pack.new(),
+    }
+    job = await live.enqueue_flow(flows[place])
+    await run_burst(live)
+
+    assert await job.result(timeout=30) == ["completed", "failed"]
+
+
+async def test_the_policies_of_the_children_of_a_flow_are_stored(jobs: Errandry) -> None:
+    @jobs.task
+    async def part(n: int = 0) -> int:
+        return n
+
+    shared = part.new(3)
+    end = flow(
+        part.new(result_of(shared)),
+        part.new(1),
+        child(flow(part.new(2), child(part.new(4), "remove")), "fail"),
+        child(shared, "remove"),
+        policy="ignore",
+    )
+    job = await jobs.enqueue_flow(end)
+
+    edges = await jobs.client.edges(job.id)
+    assert [edge.policy for edge in edges] == [Policy.IGNORE, Policy.FAIL, Policy.REMOVE]
+    assert [edge.policy for edge in await jobs.client.edges(edges[1].child)] == [Policy.REMOVE]
+    with pytest.raises(InvalidValue, match="policy='ignored'"):
+        child(shared, "ignored")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("named", ["by id", "by query", "by job"])
+async def test_a_cancel_without_children_leaves_them_alone(live: Errandry, named: str) -> None:
+    @live.task
+    async def part(n: int) -> int:
+        return n
+
+    job = await live.enqueue_flow(flow(part.new(1), part.new(2)))
+    match named:
+        case "by id":
+            await live.cancel(job.id, children=False)
+        case "by query":
+            await live.cancel(query="children>0", children=False)
+        case _:
+            await job.cancel(children=False)
+
+    [only] = await live.children(job.id)
+    states = [(await live.client.record(job_id)).state for job_id in (job.id, only.id)]
+    assert states == [State.CANCELED, State.WAITING]
+    with pytest.raises(InvalidValue, match="children=False: flow cancels the children too"):
+        await live.cancel(job.id, flow=True, children=False)
 
 
 async def test_a_failed_child_leaves_the_argument_at_its_default(live: Errandry) -> None:

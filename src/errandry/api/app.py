@@ -23,7 +23,7 @@ from errandry.api.client import Client, as_tuple
 from errandry.api.context import JobContext
 from errandry.api.declarations import DEFAULT_OWNER, Declarations
 from errandry.api.events import Event
-from errandry.api.flow import Flow, FlowPart, Parallel, as_flows, final_jobs
+from errandry.api.flow import Flow, FlowPart, Parallel, as_flows, calls_of, final_jobs
 from errandry.api.gates import GateHandle, RuleOptions, read_rule_fields
 from errandry.api.job import Job
 from errandry.api.job_view import Enqueued
@@ -393,8 +393,7 @@ class Errandry(Client):
     ) -> tuple[list[NewJob], tuple[Edge, ...]]:
         """The jobs of a flow, final ones first, and its edges. Hooks may have changed the ids of the jobs."""
         parts = as_flows(flow)
-        final_calls = {part.parent.job.id: part.parent for part in parts}
-        calls = final_calls | {call.job.id: call for part in parts for call in part.calls()}
+        calls = calls_of(parts)
         jobs = self._apply_hooks([call.job for call in self._check_own_calls(list(calls.values()), bound)])
         ids = {call_id: job.id for call_id, job in zip(calls, jobs, strict=True)}
         edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}

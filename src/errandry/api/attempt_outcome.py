@@ -7,10 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze
-from errandry.api.task import RunRules
+from errandry.api.task import RunRules, Task
 from errandry.claims.failure import failure
 from errandry.claims.leases import StopReason
 from errandry.codec.json_codec import Codec, DocumentInfo, to_json
+from errandry.codec.result_use import uses_of
 from errandry.core.command import (
     CompleteOutcome,
     FailOutcome,
@@ -29,9 +30,20 @@ Backoffs = Mapping[str, Callable[[int], float]]
 """The backoff functions of an app, by name."""
 
 
-def complete_outcome(codec: Codec, job: JobRecord, result: Any) -> CompleteOutcome:
-    """The outcome with a result; InvalidValue if it cannot be written as JSON."""
-    return CompleteOutcome(codec.seal(to_json("result", result), DocumentInfo(job.id, job.task, "result")))
+def complete_outcome(
+    codec: Codec, tasks: Mapping[str, Task[..., Any]], job: JobRecord, result: Any
+) -> CompleteOutcome:
+    """The outcome with a result; InvalidValue if it cannot be written as JSON.
+
+    The result of a flow's child must also fit the arguments that it fills, if `tasks` has their task in the
+    version of the flow: InvalidArguments otherwise.
+    """
+    text = to_json("result", result)
+    for use in uses_of(job.metadata):
+        parent = tasks.get(use.task)
+        if parent is not None and parent.run_rules.version == use.version:
+            parent.signature.check_result(use.path, text, job.task)
+    return CompleteOutcome(codec.seal(text, DocumentInfo(job.id, job.task, "result")))
 
 
 def error_outcome(backoffs: Backoffs, job: JobRecord, rules: RunRules, error: BaseException) -> Outcome:

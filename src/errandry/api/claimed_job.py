@@ -120,7 +120,10 @@ class ClaimedJob:
 
     @property
     def fence(self) -> int:
-        """The number of the claim, greater than those of all earlier claims of this job."""
+        """The number of the claim, greater than those of all earlier claims of this job.
+
+        It needs 64 bits: store it with an effect in a column of type BIGINT, and refuse smaller ones.
+        """
         return self._record.fence
 
     @property
@@ -201,7 +204,7 @@ class ClaimedJob:
             verb = type(outcome).__name__.lower()
             raise InvalidValue("result", result, f"is an outcome, not a result: use job.{verb}(…)")
         try:
-            await self._settle(complete_outcome(self._app.codec, self._record, result))
+            await self._settle(complete_outcome(self._app.codec, self._app.tasks, self._record, result))
         except InvalidValue as error:  # another attempt would have the same result
             self._fatal = error, Reason.UNRECOVERABLE
             raise

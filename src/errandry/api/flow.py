@@ -1,19 +1,21 @@
 """Flows: calls that wait for other calls, enqueued together."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from errandry.api.context import Child
 from errandry.api.job import Job
 from errandry.api.options import check_choice
 from errandry.api.task import Call, ResultOf
 from errandry.codec.json_codec import DocumentInfo, from_json
+from errandry.codec.result_use import ResultUse, with_uses
 from errandry.core.flow import ChildEnd, Edge, EdgeRecord, Policy, parse_feed
-from errandry.core.job import NewJob
+from errandry.core.job import NewJob, copy_job
 from errandry.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -27,33 +29,34 @@ _raw_decoder = msgspec.json.Decoder(dict[str, Raw])
 class Flow(Struct, Generic[R_co], frozen=True):
     """A call that runs when its children have ended, made with `flow`, `chain` or `chord`.
 
-    A call object that is used in several places of a flow is one job.
+    A call object that is used in several places of a flow is one job. `policy` is for its children;
+    `own_policy` is for the flow itself as a child, in place of the policy of its parent.
     """
 
     parent: Call[R_co]
     children: "tuple[Flow[Any], ...]" = ()
     policy: Policy = Policy.FAIL
-
-    def calls(self) -> list[Call[Any]]:
-        """Every call once, parents first."""
-        return list({node.parent.job.id: node.parent for node in self._walk()}.values())
+    own_policy: Policy | None = None
 
     def edges(self) -> tuple[Edge, ...]:
         """One edge for each pair of parent and child, with the parent's arguments that the child fills."""
-        pairs: dict[tuple[str, str], tuple[Policy, dict[str, None]]] = {}
-        for node in self._walk():
+        policies: dict[tuple[str, str], Policy] = {}
+        feeds: dict[tuple[str, str], dict[str, None]] = {}
+        for node in self.walk():
             for child, path in node._inputs():
                 pair = node.parent.job.id, child.parent.job.id
-                feeds = pairs[pair][1] if pair in pairs else {}
-                pairs[pair] = node.policy, feeds | ({path: None} if path else {})
-        return tuple([Edge(*pair, policy, tuple(feeds)) for pair, (policy, feeds) in pairs.items()])
+                if child.own_policy is not None:
+                    policies[pair] = child.own_policy
+                policies.setdefault(pair, node.policy)
+                feeds.setdefault(pair, {}).update({path: None} if path else {})
+        return tuple([Edge(*pair, policy, tuple(feeds[pair])) for pair, policy in policies.items()])
 
     def _inputs(self) -> "Iterator[tuple[Flow[Any], str | None]]":
         """The children, each with the path of the argument that its result fills, or None."""
         yield from ((child, None) for child in self.children)
         yield from self.parent.inputs
 
-    def _walk(self) -> "Iterator[Flow[Any]]":
+    def walk(self) -> "Iterator[Flow[Any]]":
         """This flow and all below it, breadth first; a shared child comes once for each parent."""
         queue: deque[Flow[Any]] = deque([self])
         while queue:
@@ -84,13 +87,28 @@ def result_of(calls: FlowPart) -> Any:
     return ResultOf(as_flows(calls), isinstance(calls, Parallel))
 
 
+@overload
+def child(call: Parallel[R_co], policy: ChildPolicy) -> Parallel[R_co]: ...
+@overload
+def child(call: Call[R_co] | Flow[R_co], policy: ChildPolicy) -> Flow[R_co]: ...
+def child(call: FlowPart, policy: ChildPolicy) -> Flow[Any] | Parallel[Any]:
+    """A child with a policy of its own: `flow(pack.new(), pick.new("tea"), child(card.new(), "ignore"))`.
+
+    The policy decides what its failure means for the jobs that wait for it, in place of their `policy`: see
+    `flow`. In a chain or in `result_of`, too. For `parallel(…)` it is the policy of each call.
+    """
+    own_policy = _read_policy(policy)
+    flows = tuple([replace(node, own_policy=own_policy) for node in as_flows(call)])
+    return Parallel(flows) if isinstance(call, Parallel) else flows[0]
+
+
 def flow(parent: Call[R_co], *children: FlowPart, policy: ChildPolicy = "fail") -> Flow[R_co]:
     """Run `parent` when its children have ended; its handler reads their results with `ctx.children()`.
 
         await jobs.enqueue_flow(flow(pack.new(order), pick.new("tea"), pick.new("cup")))
 
     Children may be flows themselves. `policy` decides what a failed child means for the parent: it fails too,
-    ignores the failure, or is removed.
+    ignores the failure, or is removed. `child` gives one of them another policy.
     """
     if not children and not parent.inputs:
         raise InvalidValue("children", children, "give at least one call that the parent waits for")
@@ -127,9 +145,7 @@ def chain(*calls: FlowPart) -> Flow[Any]:
         raise InvalidValue("calls", calls, "give at least one call; a chain cannot end with parallel(…)")
     previous: tuple[Flow[Any], ...] = ()
     for call in calls:
-        previous = tuple(
-            [Flow(node.parent, (*node.children, *previous), node.policy) for node in as_flows(call)]
-        )
+        previous = tuple([replace(node, children=(*node.children, *previous)) for node in as_flows(call)])
     return previous[0]
 
 
@@ -144,10 +160,34 @@ def spawned_jobs(
     """The jobs and edges to insert when the running job `awaiting` spawns these calls."""
     child_policy = _read_policy(policy)
     parts = [part for call in calls for part in as_flows(call)]
-    jobs = {call.job.id: call.job for part in parts for call in part.calls()}
-    own_edges = {part.parent.job.id: Edge(awaiting, part.parent.job.id, child_policy) for part in parts}
+    own_edges = {
+        part.parent.job.id: Edge(awaiting, part.parent.job.id, part.own_policy or child_policy)
+        for part in parts
+    }
     inner_edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
-    return tuple(jobs.values()), (*own_edges.values(), *inner_edges.values())
+    jobs = tuple([call.job for call in calls_of(parts).values()])
+    return jobs, (*own_edges.values(), *inner_edges.values())
+
+
+def calls_of(flows: Sequence[Flow[Any]]) -> dict[str, Call[Any]]:
+    """Every call of these flows once, by the id of its job; those that no other waits for come first.
+
+    The jobs note which arguments take their results.
+    """
+    calls: dict[str, Call[Any]] = {flow.parent.job.id: flow.parent for flow in flows}
+    uses: dict[str, dict[ResultUse, None]] = {}
+    for flow in flows:
+        for node in flow.walk():
+            parent = node.parent
+            calls.setdefault(parent.job.id, parent)
+            for child, path in parent.inputs:
+                use = ResultUse(parent.task.name, parent.task.run_rules.version, path)
+                uses.setdefault(child.parent.job.id, {})[use] = None
+    for job_id, own_uses in uses.items():
+        job = calls[job_id].job
+        noted = copy_job(job, metadata=with_uses(job.metadata, own_uses))
+        calls[job_id] = replace(calls[job_id], job=noted)
+    return calls
 
 
 def _read_policy(policy: str) -> Policy:

@@ -14,6 +14,7 @@ from errandry.api.argument_errors import ArgumentFaults, Parameter
 from errandry.api.context import JobContext
 from errandry.codec import json_codec
 from errandry.codec.redaction import REDACTED
+from errandry.core.flow import parse_feed
 from errandry.errors import InvalidArguments, InvalidValue, short_repr
 
 _NOT_BY_NAME = {
@@ -114,6 +115,29 @@ class Signature:
             why = self._faults.unreadable(error, text)
             cause = None if isinstance(error, msgspec.MsgspecError) else error
             raise InvalidArguments(self.task, why) from cause
+
+    def check_result(self, path: str, text: str, task: str) -> None:
+        """Raise InvalidArguments if the result of a job of `task` does not fit the argument at `path`.
+
+        `path` is `total`, or `parts[2]` for an item of a list.
+        """
+        name, place = parse_feed(path)
+        kind = self._result_kind(name, is_item=place is not None)
+        with suppress(Exception):
+            json_codec.reader(kind)(text)
+            return
+        at_path = msgspec.defstruct("Arguments", [("result", kind)], rename={"result": path})
+        try:
+            json_codec.reader(at_path)(f'{{"{path}":{text}}}')
+        except Exception as error:
+            value = text if place is None else f"[{'null,' * place}{text}]"
+            why = self._faults.unreadable(error, f'{{"{name}":{value}}}')
+            raise InvalidArguments(self.task, f"{why}; it is the result of task {task}") from error
+
+    def _result_kind(self, name: str, is_item: bool) -> Any:
+        """The type of a result that fills an argument or, if `is_item`, an item of it."""
+        kind = self._batch_parameter[1] if self._is_batch else self._hints.get(name, Any)
+        return (_item_type(kind) or Any) if is_item else kind
 
     def batch_arguments(self, arguments: list[dict[str, Any]]) -> dict[str, Any]:
         """The arguments of one call for many jobs: a list of the item of each."""

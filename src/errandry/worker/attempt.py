@@ -168,7 +168,7 @@ class AttemptRunner:
 
     def _complete_outcome(self, job: JobRecord, value: Any) -> Outcome:
         try:
-            return complete_outcome(self._codec, job, value)
+            return complete_outcome(self._codec, self._app.tasks, job, value)
         except InvalidValue as error:
             return _invalid_value_outcome(error)
 
