@@ -1,7 +1,7 @@
 """`errandry flows`."""
 
 from errandry.core.command import Insert
-from errandry.core.flow import Edge
+from errandry.core.flow import Edge, Policy
 from errandry.core.job import NewJob
 from tests.cli.conftest import Cli, Shop
 
@@ -29,6 +29,23 @@ def test_a_flow_is_shown_as_a_tree(cli: Cli, shop: Shop) -> None:
         ("left", "root", {"completed": 1}),
         ("leaf", "left", {}),
         ("right", "root", {}),
+    ]
+
+
+def test_the_policy_of_a_child_is_shown_unless_it_is_the_default(cli: Cli, shop: Shop) -> None:
+    jobs = tuple(NewJob(id=name, task="send", payload="{}") for name in ("root", "must", "may"))
+    edges = Edge("root", "must"), Edge("root", "may", Policy.IGNORE)
+    shop.call(shop.jobs.engine.submit, Insert(jobs, edges))
+
+    assert [line.rstrip() for line in cli("flows", "show", "root").out.splitlines()] == [
+        "blocked  send  root  (0 of 2 ended)",
+        "  waiting  send  must",
+        "  waiting  send  may  (policy ignore)",
+    ]
+    assert [line["policy"] for line in cli("flows", "show", "root", "--json").data] == [
+        None,
+        "fail",
+        "ignore",
     ]
 
 

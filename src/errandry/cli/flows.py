@@ -15,7 +15,7 @@ from errandry.cli.param_types import WholeNumber
 from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.table import Cell, Column
 from errandry.cli.text import ago, clean, pluralize
-from errandry.core.flow import EdgeRecord
+from errandry.core.flow import EdgeRecord, Policy
 from errandry.core.job import JobRecord
 from errandry.core.state import State
 
@@ -95,27 +95,28 @@ def _ended_children(job: JobRecord) -> int:
 async def show(session: Session, jobs: "Errandry", job_id: str, limit: int) -> None:
     """Print a job and all its descendants as a tree.
 
-    With --json, prints one line for each job, with its parent.
+    A policy other than `fail` is printed with the child. With --json, prints one line for each job, with its
+    parent and its policy there.
     """
     root = await jobs.client.record(await resolve_id(jobs, job_id))
-    stack: list[tuple[int, str | None, str, str, str]] = [(0, None, root.id, root.task, root.state)]
+    stack: list[tuple[int, EdgeRecord | None, str, str, str]] = [(0, None, root.id, root.task, root.state)]
     while stack:
-        depth, parent, node, task, state = stack.pop()
+        depth, edge_up, node, task, state = stack.pop()
         if not node:
             session.print(f"{'  ' * depth}{task}")
             continue
         edges = await jobs.client.edges(node)
         counts = Counter(edge.outcome or "open" for edge in edges)
         if session.json:
-            session.print_json(_data(node, parent, task, state, counts))
+            session.print_json(_data(node, edge_up, task, state, counts))
         else:
-            session.print(f"{'  ' * depth}{_line(session, node, task, state, edges)}")
+            session.print(f"{'  ' * depth}{_line(session, node, edge_up, task, state, edges)}")
         shown = edges if session.json else edges[:limit]
         if len(shown) < len(edges):
             rest = pluralize(len(edges) - len(shown), "more child", "more children")
-            stack.append((depth + 1, node, "", f"… {rest}: --limit", ""))
+            stack.append((depth + 1, None, "", f"… {rest}: --limit", ""))
         states = await _child_states(jobs, shown)
-        stack += [(depth + 1, node, edge.child, edge.task, states[edge.child]) for edge in reversed(shown)]
+        stack += [(depth + 1, edge, edge.child, edge.task, states[edge.child]) for edge in reversed(shown)]
 
 
 async def _child_states(jobs: "Errandry", edges: list[EdgeRecord]) -> dict[str, str]:
@@ -127,18 +128,25 @@ async def _child_states(jobs: "Errandry", edges: list[EdgeRecord]) -> dict[str, 
     }
 
 
-def _line(session: Session, job_id: str, task: str, state: str, edges: list[EdgeRecord]) -> str:
+def _line(
+    session: Session, job_id: str, edge_up: EdgeRecord | None, task: str, state: str, edges: list[EdgeRecord]
+) -> str:
     color = COLORS[State(state)] if state in tuple(State) else None
     parts = [session.style(state, color), clean(task), clean(job_id)]
+    if edge_up is not None and edge_up.policy is not Policy.FAIL:
+        parts.append(f"(policy {edge_up.policy})")
     if edges:
         parts.append(f"({sum(edge.outcome is not None for edge in edges):,} of {len(edges):,} ended)")
     return "  ".join(parts)
 
 
-def _data(job_id: str, parent: str | None, task: str, state: str, counts: Counter[Any]) -> dict[str, Any]:
+def _data(
+    job_id: str, edge_up: EdgeRecord | None, task: str, state: str, counts: Counter[Any]
+) -> dict[str, Any]:
     return {
         "id": job_id,
-        "parent": parent,
+        "parent": None if edge_up is None else edge_up.parent,
+        "policy": None if edge_up is None else edge_up.policy,
         "task": task,
         "state": state,
         "children": {str(name): count for name, count in sorted(counts.items())},

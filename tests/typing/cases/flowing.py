@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from errandry import Errandry, Flow, Job, JobContext, SyncJob, chain, chord, flow, parallel, result_of
+from errandry import Errandry, Flow, Job, JobContext, SyncJob, chain, child, chord, flow, parallel, result_of
 from errandry.api.task import Call
 
 jobs = Errandry("memory:")
@@ -26,6 +26,8 @@ async def total(ctx: JobContext, parts: list[int], unit: str = "") -> float:
 async def right() -> None:
     assert_type(part.new(result_of(part.new(1))), Call[int])
     assert_type(result_of(parallel(part.new(1), part.new(2))), list[int])
+    assert_type(child(part.new(1), "ignore"), Flow[int])
+    assert_type(result_of(child(parallel(part.new(1), part.new(2)), "ignore")), list[int])
     assert_type(result_of(chain(part.new(1), name.new(2))), str)
     three = total.new(result_of(parallel(part.new(1), part.new(2))), unit=result_of(name.new(3)))
     assert_type(await jobs.enqueue_flow(three), Job[float])
