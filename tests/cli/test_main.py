@@ -152,6 +152,13 @@ def test_a_variable_with_a_wrong_url_is_named(
     assert written in cli("jobs", "ls").err
 
 
+def test_a_port_that_is_no_number_is_exit_code_2(cli: Cli) -> None:
+    done = cli("jobs", "ls", "--url", "postgresql://host:abc")
+
+    assert done.code == 2
+    assert "--url postgresql://host:abc: the port 'abc' must be a number" in done.err
+
+
 def test_an_unreachable_store_is_exit_code_75(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object, **__: object) -> None:
         raise StoreUnavailable("jobs.db", "the disk did not obey")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -106,9 +107,9 @@ def test_without_psycopg_the_error_names_the_extra() -> None:
     ],
 )
 async def test_the_error_of_a_failed_open_says_what_to_do(options: dict[str, str], hint: str) -> None:
-    more = "".join(f"&{name}={value}" for name, value in options.items())
+    given = {"dbname": "postgres", "host": server().folder, **options}
     with pytest.raises(StoreRefused, match=hint):
-        async with opened(f"postgresql:///postgres?host={server().folder}{more}"):
+        async with opened(f"postgresql://?{urlencode(given)}"):
             pass
 
 

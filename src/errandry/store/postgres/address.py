@@ -54,6 +54,11 @@ def address_of(url: str, schema: str = SCHEMA) -> Address:
     return Address(conninfo, schema, f"postgresql://{host}/{name}")
 
 
+def address_options() -> tuple[str, ...]:
+    """The names of the options that a connection string of libpq may contain."""
+    return tuple([option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()])
+
+
 def _defaults(given: dict[str, Any]) -> dict[str, str]:
     has_many_hosts = "," in str(given.get("host") or given.get("hostaddr") or "")
     return {**_DEFAULTS, **({"target_session_attrs": "read-write"} if has_many_hosts else {})}
