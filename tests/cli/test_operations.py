@@ -300,6 +300,14 @@ class TestWorkers:
         assert cli("workers", "ls").err == "BUSY is as of the last heartbeat, the time under SEEN.\n"
         assert len(cli("workers", "ls", "--json").data) == 2
 
+    def test_a_draining_worker_is_shown_as_draining(self, cli: Cli, shop: Shop) -> None:
+        shop.call(shop.jobs.engine.submit, Beat(worker="mine", concurrency=1, draining=True))
+        shop.enqueue()
+
+        assert "mine    draining" in cli("workers", "ls").out
+        assert [worker["draining"] for worker in cli("workers", "ls", "--json").data] == [True]
+        assert "no worker is running, 1 draining, and 1 job waits" in cli("doctor").out
+
     def test_a_dead_worker_of_this_host_is_detected(
         self, cli: Cli, shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -260,10 +260,12 @@ CASES: list[tuple[str, Why, list[str], str]] = [
             worker_info(replace(FREE, worker="w-2", tasks=("bill",))),
             worker_info(replace(FREE, worker="w-3"), paused=PauseRecord(NOW - 4, "ada")),
             worker_info(replace(FREE, worker="w-4"), ago=50),
+            worker_info(replace(FREE, worker="w-5", draining=True)),
         ),
         ["no_worker"],
         "No worker takes jobs of task send from queue mail: w-1 only serves queues bulk, slow; "
-        "w-2 only has task bill; w-3 was paused 4 s ago by ada; w-4 has been silent for 50 s.",
+        "w-2 only has task bill; w-3 was paused 4 s ago by ada; w-4 has been silent for 50 s; "
+        "w-5 is stopping and claims no more jobs.",
     ),
     (
         "busy",

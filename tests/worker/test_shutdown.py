@@ -1,5 +1,6 @@
 """What a stopping worker does with its jobs."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -24,6 +25,28 @@ async def test_a_stop_lets_handlers_finish(live: Errandry, gate: Gate) -> None:
         assert await job.result(30) == "finished"
 
     assert (await later.refresh()).state is State.WAITING
+
+
+async def test_a_worker_reports_at_once_that_it_drains(live: Errandry, gate: Gate) -> None:
+    @live.task
+    async def work() -> None:
+        await gate.pass_through()
+
+    async def wait_until_draining() -> None:
+        version = live.store.version()
+        while not [worker for worker in await live.workers.list() if worker.draining]:
+            await live.engine.call(live.store.wait_for_change, version, 1.0)
+            version = live.store.version()
+
+    await work.enqueue()
+    async with running_worker(live, beat_every=3_600) as worker:
+        await gate.begun.wait()
+        assert [worker.draining for worker in await live.workers.list()] == [False]
+        worker.stop()
+        await asyncio.wait_for(wait_until_draining(), WAIT_TIMEOUT)
+        gate.opened.set()
+
+    assert await live.workers.list() == []
 
 
 async def test_a_job_that_does_not_finish_within_the_grace_is_released_without_cost(

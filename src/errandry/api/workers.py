@@ -29,6 +29,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     started_at  when it started
     seen_at     when it reported last
     paused      when it was paused, and by which operator; None if it is not paused
+    draining    whether it is stopping: it claims no more jobs and finishes those it has
     """
 
     id: str
@@ -41,6 +42,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     started_at: datetime
     seen_at: datetime
     paused: PauseInfo | None
+    draining: bool
 
 
 class Workers:
@@ -93,6 +95,7 @@ def worker_info(record: WorkerRecord) -> WorkerInfo:
         started_at=as_datetime(beat.started_at),
         seen_at=as_datetime(record.seen_at),
         paused=pause_info(record.paused),
+        draining=beat.draining,
     )
 
 

@@ -117,13 +117,15 @@ def _worker_findings(workers: list[WorkerRecord], pending: int, now: float) -> I
         text = f"{pluralize(len(lost), 'worker')} died or sent no heartbeat: {', '.join(lost[:5])}"
         todo = "find out why they ended; other workers take over their jobs"
         yield Finding(Grade.NOTE, "workers", text, todo)
-    if alive := len(workers) - len(lost):
-        yield Finding(Grade.GOOD, "workers", f"{pluralize(alive, 'worker')} running")
+    draining = [worker for worker in workers if worker.beat.draining and worker.beat.worker not in lost]
+    more = f", {len(draining)} draining" if draining else ""
+    if running := len(workers) - len(lost) - len(draining):
+        yield Finding(Grade.GOOD, "workers", f"{pluralize(running, 'worker')} running{more}")
     elif pending:
-        text = f"no worker is running, and {pluralize(pending, 'job waits', 'jobs wait')}"
+        text = f"no worker is running{more}, and {pluralize(pending, 'job waits', 'jobs wait')}"
         yield Finding(Grade.WRONG, "workers", text, "start one: errandry worker MODULE:NAME")
     else:
-        yield Finding(Grade.NOTE, "workers", "no worker is running; no job waits")
+        yield Finding(Grade.NOTE, "workers", f"no worker is running{more}; no job waits")
 
 
 def _queue_findings(info: "QueueInfo", now: float) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ def workers() -> None:
 async def ls(session: Session, jobs: "Errandry") -> None:
     """List workers with a recent heartbeat.
 
+    A draining worker is stopping: it claims no more jobs and finishes those it has.
     BUSY is the number of busy slots, as of that heartbeat.
     """
     records, now = await worker_records(jobs), await store_time(jobs)
@@ -78,11 +79,13 @@ async def worker_records(jobs: "Errandry") -> list[WorkerRecord]:
 
 
 def status(record: WorkerRecord, now: float) -> Cell:
-    """The status of a worker in one word: dead, silent, working or paused."""
+    """The status of a worker in one word: dead, silent, draining, paused or working."""
     if has_died(record):
         return Cell("dead", "red")
     if now - record.seen_at > SILENT_AFTER:
         return Cell("silent", "red")
+    if record.beat.draining:
+        return Cell("draining", "yellow")
     return Cell("working", "green") if record.paused is None else Cell("paused", "yellow")
 
 

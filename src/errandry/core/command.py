@@ -376,6 +376,8 @@ class SlotShare(Struct, frozen=True, gc=False):
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker reports that it is alive, and its load; with `gone`, that it has stopped. Answer: WRITTEN.
 
+    A worker that is `draining` stops: it claims no more jobs and finishes those it has.
+
     `alive` is the path of a file on its host that the worker keeps locked while it lives. `shares` are
     slots in addition to `concurrency`. A batch takes one slot; `running` counts slots. `lease` is the lease
     of its claims, and `interval` the time between two beats, both in seconds.
@@ -394,6 +396,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     started_at: float = 0.0
     lease: float = DEFAULT_LEASE
     interval: float = BEAT_INTERVAL
+    draining: bool = False
     gone: bool = False
 
     def __post_init__(self) -> None:
@@ -411,6 +414,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.names(self.queues, self.tasks)
         check.tuple_of("shares", self.shares, SlotShare)
         check.tuple_of("batches", self.batches, BatchSpec)
+        check.flag("draining", self.draining)
         check.flag("gone", self.gone)
 
     @property

@@ -312,6 +312,8 @@ def _misfit(job: JobRecord, worker: WorkerRecord, now: float) -> str | None:
     beat = worker.beat
     if now - worker.seen_at > SILENT_AFTER:
         return f"has been silent for {rough_duration(now - worker.seen_at)}"
+    if beat.draining:
+        return "is stopping and claims no more jobs"
     if worker.paused is not None:
         return f"was paused {_since(worker.paused, now)}"
     if beat.queues is not None and job.queue not in beat.queues:

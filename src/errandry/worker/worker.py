@@ -69,7 +69,7 @@ class Worker:
         self.id = new_worker_id(self.options.id)
         self._stopping = asyncio.Event()
         self._skip_grace = asyncio.Event()
-        self._has_abandoned_claim = False
+        self._has_abandoned_claim = self._is_draining = False
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._children = ChildPool(app, self.options, self._trouble.report)
         self._slots = Slots(self.options, self._children.extra_jobs)
@@ -99,7 +99,7 @@ class Worker:
         """Work until stopped, then drain. If canceled, release all jobs without waiting for handlers."""
         refuse_in_child()
         self._loop = asyncio.get_running_loop()
-        async with self._services(signals):
+        async with self._services(signals) as presence:
             claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -116,7 +116,7 @@ class Worker:
                     and (error := claiming.exception()) is not None
                 ):
                     self._trouble.report("cannot claim jobs, stopping", error)
-                await self._drain(claiming)
+                await self._drain(claiming, presence)
             if not self._has_abandoned_claim:
                 claiming.result()
 
@@ -167,11 +167,13 @@ class Worker:
         if not run.is_settling or run.call.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.wake()
 
-    async def _drain(self, claiming: asyncio.Task[None]) -> None:
+    async def _drain(self, claiming: asyncio.Task[None], presence: Presence) -> None:
         """Let handlers finish for `grace`, then stop them and release the remaining jobs.
 
         This includes the jobs of a claim that was in flight when the worker stopped.
         """
+        self._is_draining = True
+        reporting = asyncio.create_task(presence.report())  # at once, so that it is listed as draining
         await asyncio.wait([claiming], timeout=CLOSE_TIMEOUT)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for call in self._slots.prefetched:
@@ -204,6 +206,7 @@ class Worker:
             self._leases.remove(run)
         releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
         await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
+        reporting.cancel()
 
     def _beat_soon(self) -> None:
         self._presence.report_soon()
@@ -220,6 +223,7 @@ class Worker:
             started_at=self._started_at,
             lease=self.options.lease,
             interval=self.options.beat_every,
+            draining=self._is_draining,
         )
 
     def _slot_shares(self) -> tuple[SlotShare, ...]:
@@ -241,7 +245,7 @@ class Worker:
             self._trouble.report("cannot store the declared schedules and rules", error)
 
     @asynccontextmanager
-    async def _services(self, signals: bool) -> AsyncIterator[None]:
+    async def _services(self, signals: bool) -> AsyncIterator[Presence]:
         """Start everything that runs beside the handlers; stop it when the block ends."""
         await self.app.engine.start()
         switch_interval, capture = sys.getswitchinterval(), JobLogHandler()
@@ -266,7 +270,7 @@ class Worker:
                     interval = self.options.upkeep_every
                     archiving = archive_forever(self.app, archive, interval, self._trouble.report)
                     tasks.append(asyncio.create_task(archiving))
-                yield
+                yield presence
         finally:
             for task in tasks:
                 task.cancel()

@@ -137,6 +137,7 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("beat", "shares", BAD_TUPLES, lambda bad: Beat(worker="w", shares=bad)),
     ("beat", "batches", BAD_TUPLES | {"None": None}, lambda bad: Beat(worker="w", batches=bad)),
     ("beat", "start", BAD_TRUTHS, lambda bad: Beat(worker="w", batches=(BatchSpec("t", 1, bad),))),
+    ("beat", "draining", BAD_TRUTHS, lambda bad: Beat(worker="w", draining=bad)),
     ("beat", "gone", BAD_TRUTHS, lambda bad: Beat(worker="w", gone=bad)),
     ("beat", "host", {**BAD_NAMES, "empty": " "}, lambda bad: Beat(worker="w", host=bad)),
     ("report", "worker", BAD_NAMES, lambda bad: ReportTrouble(bad, ("text",))),

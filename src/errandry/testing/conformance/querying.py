@@ -382,6 +382,7 @@ class WorkerBeats:
             concurrency=100,
             running=3,
             started_at=1.5,
+            draining=True,
         )
         await requests.send(store, beat)
         await requests.send(store, Beat(worker="a"))
