@@ -14,6 +14,7 @@ from errandry.cli import main
 from errandry.cli.main import COMMANDS
 from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
+from errandry.store.sqlite import file
 from tests.cli.conftest import Cli, Shop
 from tests.cli.shell import COMMAND, Terminal, run_process
 
@@ -150,6 +151,22 @@ def test_a_variable_with_a_wrong_url_is_named(
     (folder / "pyproject.toml").write_text('[tool.errandry]\nurl = "sqlite:///x.db?foo=1"\n')
     written = f"tool.errandry.url = sqlite:///x.db?foo=1 in {folder}/pyproject.toml: has an unknown option"
     assert written in cli("jobs", "ls").err
+
+
+def test_migrate_says_what_it_did(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = file._MIGRATIONS[-1][0]
+    url = "sqlite:///new.db"
+    assert cli("migrate", "--url", url).err == f"The store was created with schema {newest}.\n"
+    assert cli("migrate", "--url", url).err == f"The store is up to date: schema {newest}.\n"
+
+    more = (newest + 1, "more", "CREATE TABLE more (x)")
+    monkeypatch.setattr(file, "_MIGRATIONS", [*file._MIGRATIONS, more])
+    done = cli("migrate", "--url", url)
+    assert done.err == f"The store was upgraded from schema {newest} to schema {newest + 1}.\n"
+
+    again, memory = cli("migrate", "--json", "--url", url), cli("migrate", "--json", "--url", "memory:")
+    assert again.data == [{"store": url, "ready": True, "from": newest + 1, "to": newest + 1}]
+    assert memory.data == [{"store": "memory:", "ready": True, "from": None, "to": None}]
 
 
 def test_a_port_that_is_no_number_is_exit_code_2(cli: Cli) -> None:

@@ -85,6 +85,13 @@ class StoreLimits(Struct, frozen=True, kw_only=True):
             check.span(name, getattr(self, name))
 
 
+class SchemaChange(Struct, frozen=True):
+    """The version of the schema that `open` found, 0 if it created the store, and the one it left."""
+
+    before: int
+    after: int
+
+
 class RecordPage(Struct, frozen=True):
     """Jobs, newest first. `cursor` gets the next page; None on the last page."""
 
@@ -156,6 +163,10 @@ class Store(Protocol):
     """
 
     tracks: int
+
+    @property
+    def schema_change(self) -> SchemaChange | None:
+        """What the last `open` did to the schema; None for a store without one, or never opened."""
 
     def track(self, command: Command) -> int:
         """Return the track of a command, from 0. A pure function; called from any thread."""

@@ -38,7 +38,15 @@ from errandry.core.stats import StatsRow, is_time
 from errandry.core.step import StepRecord
 from errandry.errors import CommandFailed
 from errandry.store import cursors
-from errandry.store.contract import Binding, EventPage, GroupRecord, QueueRecord, RecordPage, StoreLimits
+from errandry.store.contract import (
+    Binding,
+    EventPage,
+    GroupRecord,
+    QueueRecord,
+    RecordPage,
+    SchemaChange,
+    StoreLimits,
+)
 from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.execute.claim import due_in
 from errandry.store.execute.pass_events import LIFETIME_PREFIX
@@ -64,6 +72,7 @@ class TableStore:
         self.clock = StoreClock(clock or SystemClock())
         self.limits = limits or StoreLimits()
         self.changes = ChangeCounter()
+        self.schema_change: SchemaChange | None = None
 
     async def needs_setup(self) -> str | None:
         return None

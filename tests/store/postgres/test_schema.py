@@ -19,6 +19,7 @@ import pytest
 from errandry.cli.main import run
 from errandry.core.answer import Inserted
 from errandry.errors import SchemaTooNew
+from errandry.store.contract import SchemaChange
 from errandry.store.postgres import migrate
 from errandry.store.url import store_at
 from errandry.testing.conformance import requests
@@ -114,8 +115,9 @@ async def test_each_migration_runs_once(monkeypatch: pytest.MonkeyPatch) -> None
     ]
     with monkeypatch.context() as newer:
         newer.setattr(migrate, "_MIGRATIONS", migrate._MIGRATIONS + more)
-        for _ in range(2):
+        for found in (NUMBER, NUMBER + 2):
             async with opened(url) as store:
+                assert store.schema_change == SchemaChange(found, NUMBER + 2)
                 assert await requests.snapshot(store) == before
             applied = fetch_all(url, "SELECT number, name FROM errandry.migrations ORDER BY number")
             assert applied[-2:] == [(NUMBER + 1, "one"), (NUMBER + 2, "two")]
@@ -174,7 +176,11 @@ def test_many_programs_may_migrate_at_once() -> None:
 
     outputs = [program.communicate()[1] for program in programs]
 
-    assert outputs == ["The store is ready and up to date.\n"] * 5
+    created, up_to_date = (
+        f"The store was created with schema {NUMBER}.\n",
+        f"The store is up to date: schema {NUMBER}.\n",
+    )
+    assert sorted(outputs) == sorted([created, *[up_to_date] * 4])
     assert fetch_all(url, "SELECT number FROM errandry.migrations ORDER BY number") == [
         (number,) for number in range(1, NUMBER + 1)
     ]
@@ -187,6 +193,9 @@ def test_the_migrate_command_creates_the_schema_and_reports_a_newer_one(
     url = server().new_url()
 
     assert run(["migrate", "--url", url]) == 0
+    assert capsys.readouterr().err == f"The store was created with schema {NUMBER}.\n"
+    assert run(["migrate", "--url", url]) == 0
+    assert capsys.readouterr().err == f"The store is up to date: schema {NUMBER}.\n"
     assert dump_schema(schema_of(url)) == EXPECTED.read_text("utf-8")
     fetch_all(url, "INSERT INTO errandry.migrations (number, name) VALUES (9999, 'later') RETURNING 1")
     assert run(["migrate", "--url", url]) == 1

@@ -160,7 +160,7 @@ class PostgresStore(TableStore):
 
     def _migrate(self, connection: PostgresConnection) -> None:
         with store_errors(self.address.name):
-            self.identity = migrate(connection.raw, self.address)
+            self.identity, self.schema_change = migrate(connection.raw, self.address)
 
     def _diagnose(self, connection: PostgresConnection) -> list[Finding]:
         with store_errors(self.address.name):

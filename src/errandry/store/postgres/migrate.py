@@ -5,6 +5,7 @@ from typing import Any
 import psycopg
 
 from errandry.errors import ForeignDatabase, SchemaTooNew, StoreRefused
+from errandry.store.contract import SchemaChange
 from errandry.store.postgres.address import Address
 from errandry.store.tables import sql
 
@@ -12,21 +13,21 @@ OLDEST_SERVER = 150_000
 _MIGRATIONS = list(sql.migrations("errandry.store.postgres.schema"))
 
 
-def migrate(connection: psycopg.Connection[Any], address: Address) -> str:
-    """Migrate the schema to the newest version. Returns the identity of the store."""
-    _bring_up_to_date(connection, address)
+def migrate(connection: psycopg.Connection[Any], address: Address) -> tuple[str, SchemaChange]:
+    """Migrate the schema to the newest version. Returns the identity of the store, and what was done."""
+    change = _bring_up_to_date(connection, address)
     row = connection.execute(address.qualify("SELECT identity FROM errandry.store")).fetchone()
-    return str(row[0]) if row else ""
+    return str(row[0]) if row else "", change
 
 
-def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> None:
+def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> SchemaChange:
     server = connection.info.server_version
     if server < OLDEST_SERVER:
         why = f"PostgreSQL {server // 10_000} is too old: Errandry needs 15 or newer"
         raise StoreRefused(address.name, why)
     newest = _MIGRATIONS[-1][0]
     if _schema_version(connection, address) == newest:
-        return
+        return SchemaChange(newest, newest)
     with connection.transaction():
         connection.execute(
             "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"errandry migrate {address.schema}",)
@@ -39,6 +40,7 @@ def _bring_up_to_date(connection: psycopg.Connection[Any], address: Address) -> 
                 connection.execute(address.qualify(text))
                 record = "INSERT INTO errandry.migrations (number, name) VALUES (%s, %s)"
                 connection.execute(address.qualify(record), (number, name))
+    return SchemaChange(version, newest)
 
 
 def schema_exists(connection: psycopg.Connection[Any], address: Address) -> bool:

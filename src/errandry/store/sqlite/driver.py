@@ -73,6 +73,7 @@ class SqliteStore(TableStore):
         if self._open is None:
             with FORK_GUARD:
                 self._open = _OpenFile(self.path, self.durability)
+            self.schema_change = self._open.file.schema_change
 
     async def close(self) -> None:
         opened, self._open = self._open, None

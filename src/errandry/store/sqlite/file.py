@@ -25,6 +25,7 @@ from errandry.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
+from errandry.store.contract import SchemaChange
 from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.tables import sql
 
@@ -82,7 +83,7 @@ class DatabaseFile:
             self.db = _connect(path, durability, NO_MUTEX)
             try:
                 with explain_errors(path, self.db):
-                    migrate(self.db, path)
+                    self.schema_change = migrate(self.db, path)
                 self._identity = self._file_ids()
             except BaseException:
                 self.db.close()
@@ -156,11 +157,12 @@ class explain_errors:  # noqa: N801 - used like a function; a class, because eve
         return self._db is not None and self._db.system_errno in (EDQUOT, EFBIG, ENOSPC)
 
 
-def migrate(db: apsw.Connection, path: str) -> None:
+def migrate(db: apsw.Connection, path: str) -> SchemaChange:
     """Bring the schema up to date. Several processes may call this at once; one of them does it."""
+    newest = _MIGRATIONS[-1][0]
     with _transaction(db, "BEGIN"):
         if is_up_to_date(db, path):
-            return
+            return SchemaChange(newest, newest)
     with _transaction(db, "BEGIN IMMEDIATE"):
         version = _schema_version(db, path)
         for number, name, text in _MIGRATIONS:
@@ -173,7 +175,8 @@ def migrate(db: apsw.Connection, path: str) -> None:
                     (number, name),
                 )
         db.pragma("application_id", APPLICATION_ID)
-        db.pragma("user_version", _MIGRATIONS[-1][0])
+        db.pragma("user_version", newest)
+    return SchemaChange(version, newest)
 
 
 def is_up_to_date(db: apsw.Connection, path: str) -> bool:

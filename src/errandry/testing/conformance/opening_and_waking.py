@@ -37,6 +37,15 @@ class OpeningAndClosing:
     async def test_an_open_store_needs_no_setup(self, store: Store) -> None:
         assert await store.needs_setup() is None
 
+    async def test_a_store_that_is_opened_again_is_up_to_date(self, store: Store) -> None:
+        """A store without a schema says None."""
+        await store.close()
+        await store.open()
+
+        change = store.schema_change
+
+        assert change is None or change.before == change.after > 0
+
     async def test_the_diagnosis_covers_durability(self, store: Store) -> None:
         findings = await store.diagnose()
 
