@@ -78,8 +78,13 @@ async def test_an_enqueuer_can_insert_jobs_and_read_none(app_of: Callable[[str],
             await db.rollback()
 
     for refused in (jobs.list(), jobs.get(job.id), jobs.cancel(job.id), send_of(jobs).enqueue("grace")):
-        with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
+        with pytest.raises(StoreRefused) as caught:
             await refused
+        assert re.search(
+            r"permission denied for table (\w+): the user enqueuer lacks SELECT, INSERT, UPDATE, DELETE "
+            rf"on table {schema_of(owner)}\.\1: .* jobs.bind\(connection\); for more, grant it",
+            str(caught.value),
+        )
     assert await owner.totals() == {"default": {"inserted": 1}}
 
 
@@ -135,8 +140,9 @@ async def test_a_viewer_can_only_read(app_of: Callable[[str], Errandry]) -> None
         "durability",
         "size",
     }
+    lacking = r"the user viewer lacks (INSERT, UPDATE, DELETE on table|USAGE on sequence) \S+: grant"
     for refused in (jobs.cancel(job.id), jobs.queue("default").pause(), send_of(jobs).enqueue("grace")):
-        with pytest.raises(StoreRefused, match="the user lacks a right"):
+        with pytest.raises(StoreRefused, match=lacking):
             await refused
     async with await psycopg.AsyncConnection.connect(server().url(), user="viewer") as db:
         with pytest.raises(StoreRefused, match="must not enqueue"):
@@ -147,7 +153,9 @@ async def test_a_viewer_can_only_read(app_of: Callable[[str], Errandry]) -> None
 async def test_a_burst_without_the_rights_fails_with_the_reason(app_of: Callable[[str], Errandry]) -> None:
     await send_of(app_of("errandry")).enqueue("ada")
 
-    with pytest.raises(StoreRefused, match=r"permission denied .*: the user lacks a right: grant it"):
+    with pytest.raises(
+        StoreRefused, match=r"permission denied .*: the user viewer lacks INSERT, UPDATE, DELETE on"
+    ):
         await asyncio.wait_for(run_burst(app_of("viewer")), 30)
 
 
@@ -157,7 +165,23 @@ def test_a_viewer_can_use_the_reading_commands(url: str, capsys: pytest.CaptureF
         assert run([*command, "--url", viewer_url]) == 0, capsys.readouterr().err
 
     assert run(["queues", "pause", "default", "--url", viewer_url]) == 1
-    assert "the user lacks a right: grant it, or use another user" in capsys.readouterr().err
+    assert "the user viewer lacks INSERT, UPDATE, DELETE on table" in capsys.readouterr().err
+
+
+def test_a_user_without_any_right_is_told_the_first_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = url.rpartition("schema=")[2]
+    with psycopg.connect(server().url(), autocommit=True) as db:
+        db.execute("CREATE ROLE guest LOGIN")
+        try:
+            for grant, missing in (
+                ("SELECT 1", f"lacks USAGE, CREATE on schema {schema}: grant it"),
+                (f"GRANT USAGE ON SCHEMA {schema} TO guest", f"on table {schema}.migrations: grant it"),
+            ):
+                db.execute(grant.encode())
+                assert run(["jobs", "ls", "--url", url.replace("user=errandry", "user=guest")]) == 1
+                assert missing in capsys.readouterr().err
+        finally:
+            db.execute("DROP OWNED BY guest; DROP ROLE guest")
 
 
 def schema_of(jobs: Errandry) -> str:

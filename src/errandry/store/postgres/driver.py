@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import psycopg
@@ -41,6 +42,7 @@ from errandry.store.postgres.health import findings
 from errandry.store.postgres.listener import Listener
 from errandry.store.postgres.migrate import migrate, schema_exists
 from errandry.store.postgres.partitions import Partitions
+from errandry.store.postgres.rights import missing_right
 from errandry.store.postgres.row_cache import RowCache
 from errandry.store.postgres.scan_position import ScanPositions
 from errandry.store.postgres.tables import PostgresTables
@@ -150,20 +152,24 @@ class PostgresStore(TableStore):
             self.identity, None if self._has_servers_clock else self.clock.now(), self.limits.payload
         )
 
+    def _errors(self) -> AbstractContextManager[None]:
+        """Turns errors of the server and of libpq into errors of this store."""
+        return store_errors(self.address.name, lambda message: missing_right(self.address, message))
+
     # The methods below run on the thread of a track.
 
     def _missing_schema(self) -> str | None:
-        with store_errors(self.address.name), connect(self.address) as connection:
+        with self._errors(), connect(self.address) as connection:
             if schema_exists(connection, self.address):
                 return None
         return f"{self.address.name}, schema {self.address.schema}"
 
     def _migrate(self, connection: PostgresConnection) -> None:
-        with store_errors(self.address.name):
+        with self._errors():
             self.identity, self.schema_change = migrate(connection.raw, self.address)
 
     def _diagnose(self, connection: PostgresConnection) -> list[Finding]:
-        with store_errors(self.address.name):
+        with self._errors():
             return list(findings(connection.raw, self.address))
 
     def _write(
@@ -197,7 +203,7 @@ class PostgresStore(TableStore):
             now = self._run_read(connection, lambda _tables, now: now)
             database.partitions.maintain(connection.raw, now)
 
-        with store_errors(self.address.name):
+        with self._errors():
             _with_reconnect(connection, maintain)
 
     def _write_together(
@@ -261,7 +267,7 @@ class PostgresStore(TableStore):
         if isinstance(error, LOCKED):
             database.mark_locked(command)
         try:
-            with store_errors(self.address.name):
+            with self._errors():
                 raise error
         except StoreError as refusal:
             return refusal
@@ -344,7 +350,7 @@ class PostgresStore(TableStore):
             if isinstance(error, psycopg.Error) and not isinstance(
                 error, (*LOCKED, *CONFLICT, *SESSION_SWITCHED, *STALE_GUESS)
             ):
-                with store_errors(self.address.name):
+                with self._errors():
                     raise
             raise
         return answers, tables.is_dirty
@@ -382,7 +388,7 @@ class PostgresStore(TableStore):
         return tables, now
 
     def _read(self, connection: PostgresConnection, look: Callable[[Tables, float], T]) -> T:
-        with store_errors(self.address.name):
+        with self._errors():
             return _with_reconnect(connection, lambda: self._run_read(connection, look))
 
     def _run_read(self, connection: PostgresConnection, look: Callable[[Tables, float], T]) -> T:

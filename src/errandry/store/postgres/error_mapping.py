@@ -1,6 +1,6 @@
 """Translates the errors of PostgreSQL into the errors of this package, which say what to do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -44,10 +44,17 @@ _UNAVAILABLE = (
 
 
 @contextmanager
-def store_errors(name: str) -> Iterator[None]:
-    """Turn errors of the server and of libpq into errors of the store `name`."""
+def store_errors(name: str, missing_right: Callable[[str], str | None]) -> Iterator[None]:
+    """Turn errors of the server and of libpq into errors of the store `name`.
+
+    `missing_right` gets the message of a refusal and returns which right the user lacks, if it can tell.
+    """
     try:
         yield
+    except errors.InsufficientPrivilege as error:
+        message = _message(error)
+        hint = missing_right(message) or _REFUSAL_HINTS[errors.InsufficientPrivilege]
+        raise StoreRefused(name, f"{message}: {hint}") from error
     except tuple(_REFUSAL_HINTS) as error:
         raise StoreRefused(name, f"{_message(error)}: {_REFUSAL_HINTS[type(error)]}") from error
     except errors.DiskFull as error:
