@@ -9,10 +9,17 @@ import logging
 import os
 import secrets
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 log = logging.getLogger("errandry.worker")
 
 SUFFIX = ".alive"
+STALE_AFTER = 86_400.0
+"""Seconds after the last heartbeat before a free file is removed by workers of other stores."""
+LOCK_TRIES = 5
+"""Maximum number of new files that a worker tries to lock."""
 
 
 class Liveness:
@@ -24,10 +31,7 @@ class Liveness:
     def __init__(self) -> None:
         self.path, self._lock, self._process = "", -1, os.getpid()
         try:
-            path = os.path.join(lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.path = path
+            self.path, self._lock = _lock_new_file()
         except OSError as error:
             log.warning(
                 "cannot lock a liveness file, a crash would be noticed only when the leases expire: %s",
@@ -39,10 +43,17 @@ class Liveness:
         """The lock's descriptor. Child processes keep it open: the worker's jobs may run until they end."""
         return self._lock if self.path else None
 
+    def touch(self) -> None:
+        """Note in the file that the worker is in use, see `remove_stale_lock_files`."""
+        if self._lock >= 0:
+            with suppress(OSError):  # it is only kept for a shorter time after a crash
+                os.utime(self._lock)
+
     def close(self) -> None:
         """Unlock the file and remove it. A forked child only closes its descriptor."""
         if self.path and os.getpid() == self._process:
-            remove_lock_file(self.path)
+            with suppress(OSError):
+                os.unlink(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -56,25 +67,63 @@ def is_dead(path: str) -> bool:
     try:
         if os.path.dirname(path) != lock_folder() or not path.endswith(SUFFIX):
             return False
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with _obtain_lock(path):
+            return True
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return True
 
 
 def remove_lock_file(path: str) -> bool:
-    """Remove the lock file of a dead worker; False if it does not exist, because another has removed it."""
+    """Remove the lock file of a dead worker; False if it is locked, or another process has removed it."""
     try:
-        os.unlink(path)
+        with _obtain_lock(path):  # while it is held, no other process takes or removes the file
+            os.unlink(path)
     except OSError:
         return False
     return True
+
+
+def remove_stale_lock_files() -> None:
+    """Remove the files of dead workers that no upkeep has removed, as their store is no longer in use.
+
+    A file is the proof of a death for the other workers of its store. So it is removed only a day after the
+    last heartbeat.
+    """
+    with suppress(OSError), os.scandir(lock_folder()) as entries:
+        stale_before = time.time() - STALE_AFTER
+        for entry in entries:
+            with suppress(OSError):
+                if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_mtime < stale_before:
+                    remove_lock_file(entry.path)
+
+
+def _lock_new_file() -> tuple[str, int]:
+    """Create a file with a new name and lock it. Tries again if a process that tests its lock was faster."""
+    for _ in range(LOCK_TRIES):
+        path = os.path.join(lock_folder(), f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_nlink:
+                return path, lock
+        except BlockingIOError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+    raise OSError(f"other processes lock or remove each new file in {lock_folder()}")
+
+
+@contextmanager
+def _obtain_lock(path: str) -> Iterator[None]:
+    """Hold the lock of a file while the block runs; OSError if another process holds it."""
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def lock_folder() -> str:

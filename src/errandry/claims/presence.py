@@ -66,6 +66,7 @@ class Presence:
 
     async def report(self, *, gone: bool = False) -> bool:
         """Write a heartbeat; with `gone` the last one. If the store cannot write it, log a warning."""
+        self._liveness.touch()
         beat = replace(
             self._describe(), host=socket.gethostname(), pid=os.getpid(), alive=self._liveness.path, gone=gone
         )

@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from errandry.claims.liveness import is_dead, remove_lock_file
+from errandry.claims.liveness import is_dead, remove_lock_file, remove_stale_lock_files
 from errandry.claims.throttled_log import ThrottledLog
 from errandry.claims.trouble import TroubleReporter
 from errandry.clock import Clock
@@ -18,6 +18,8 @@ log = logging.getLogger("errandry.worker")
 
 UPKEEP_INTERVAL = 1.0
 """Seconds between two upkeeps."""
+CLEANUP_INTERVAL = 3_600.0
+"""Seconds between two looks for the lock files of workers that died long ago."""
 
 
 class UpkeepLoop:
@@ -38,6 +40,7 @@ class UpkeepLoop:
         self._engine, self._clock, self._trouble, self._interval = engine, clock, trouble, interval
         self._may_prune = may_prune
         self.last_run: float | None = None
+        self._next_cleanup = clock.monotonic()
         self._throttled_log = ThrottledLog(
             clock, "upkeep failed, retrying", "upkeep succeeds again", trouble.report
         )
@@ -72,6 +75,9 @@ class UpkeepLoop:
             if remove_lock_file(path):  # several workers may notice; the one that removes the file logs it
                 log.warning("worker %s has died, its jobs are released", worker)
                 self._trouble.report(f"worker {worker} has died")
+        if self.last_run >= self._next_cleanup:
+            self._next_cleanup = self.last_run + CLEANUP_INTERVAL
+            remove_stale_lock_files()
         return False
 
     async def _dead_workers(self) -> dict[str, str]:
