@@ -11,7 +11,7 @@ from errandry.core.answer import Inserted
 from errandry.errors import (
     StoreRefused,
 )
-from errandry.store.sqlite import driver, file
+from errandry.store.sqlite import driver, file, health
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.testing.conformance import requests
 from tests.store.sqlite.stores import (
@@ -64,6 +64,28 @@ class TestLog:
                 while log_size(path) >= grown_size:
                     await insert_jobs(store, written, 1)
             assert await job_ids(store) == written
+
+    async def test_the_log_shrinks_after_a_long_reader(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(file, "LOG_SIZE_KEPT", 80 * 4_096)
+        async with open_store(path) as store:
+            written = set[str]()
+            await insert_jobs(store, written, 1)
+            reader = apsw.Connection(str(path))
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM live").fetchall()
+            while log_size(path) <= 160 * 4_096:
+                await insert_jobs(store, written, 1)
+            reader.close()
+
+            async with asyncio.timeout(60):
+                while log_size(path) > 80 * 4_096:
+                    await insert_jobs(store, written, 1)
+            assert await job_ids(store) == written
+
+    def test_the_log_keeps_more_than_it_usually_needs(self) -> None:
+        assert file.CHECKPOINT_PAGES * 4_096 < file.LOG_SIZE_KEPT < health.LOG_SIZE_MAX
 
     async def test_passes_go_on_when_the_reading_thread_has_ended(self, path: Path) -> None:
         async with open_store(path) as store:

@@ -38,6 +38,11 @@ CHECKPOINT_PAGES = 4_000
 """Number of pages in the write-ahead log (16 MB) from which on a checkpoint copies it into the database.
 
 A smaller number copies more: passes write the same pages again and again."""
+LOG_SIZE_KEPT = 2 * CHECKPOINT_PAGES * 4_096
+"""Bytes of the write-ahead log that stay allocated when it restarts: 32 MB.
+
+While a reader holds an old snapshot, the log grows without limit. Usually it is shorter than this, and
+cutting it would only cost time."""
 NO_MUTEX = apsw.SQLITE_OPEN_NOMUTEX
 """Open flag without a mutex.
 
@@ -245,6 +250,7 @@ def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connecti
             _switch_to_log(db, path)
         db.pragma("synchronous", "full" if durability is Durability.POWER else "normal")
         db.pragma("mmap_size", 0)
+        db.pragma("journal_size_limit", LOG_SIZE_KEPT)
         db.pragma("wal_autocheckpoint", 0)  # the driver checkpoints the log: `_OpenFile._after_log_write`
         # Plans must not depend on parameter values, else SQLite would compile a statement again for other
         # values.

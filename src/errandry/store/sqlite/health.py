@@ -106,7 +106,7 @@ def _disk(path: str) -> Iterator[Finding]:
 def _contents(db: apsw.Connection, path: str) -> Iterator[Finding]:
     log = os.path.getsize(f"{path}-wal") if os.path.exists(f"{path}-wal") else 0
     grade = Grade.NOTE if log > LOG_SIZE_MAX else Grade.GOOD
-    todo = "a program reads for very long, or was killed: the log shrinks when all have closed the file"
+    todo = "a program reads for very long: the log shrinks with the writes after that read has ended"
     todo = todo if log > LOG_SIZE_MAX else ""
     yield Finding(grade, "log", f"the write-ahead log has {format_size(log)}", todo)
     pages, free, page = db.pragma("page_count"), db.pragma("freelist_count"), db.pragma("page_size")
