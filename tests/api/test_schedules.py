@@ -315,6 +315,7 @@ class TestDeclaring:
         await run_burst(later, prune_declared=True)
 
         assert [schedule.name for schedule in await jobs.schedules.list()] == ["by hand", "others"]
+        await later.close()
         await other.close()
 
     async def test_a_paused_schedule_stays_paused_after_a_deployment(self, jobs: Errandry) -> None:

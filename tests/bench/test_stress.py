@@ -1,6 +1,7 @@
 """The stress test reports every job that is missing or ended in a wrong state."""
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ JOBS = 200
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> BenchStore:
-    return BenchStore("memory:", declare_app("memory:"), tmp_path, None)
+async def store(tmp_path: Path) -> AsyncIterator[BenchStore]:
+    async with declare_app("memory:") as jobs:
+        yield BenchStore("memory:", jobs, tmp_path, None)
 
 
 def test_every_hundred_jobs_have_each_kind_by_its_share() -> None:

@@ -1,28 +1,41 @@
 """Arguments of older and newer versions: upgraded step by step, or left to a newer worker."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from errandry import Errandry, State, UniqueOptions
+from errandry.clock import Clock
 from errandry.codec.argument_version import METADATA_KEY, version_of
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
+from errandry.store.contract import Store
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock, drain
 from tests.run_worker import run_burst
 
 ran: list[tuple[str, str, bool]] = []
+apps: list[Errandry] = []
 
 
 @pytest.fixture(autouse=True)
-def clear_ran() -> None:
+async def clean_up() -> AsyncIterator[None]:
+    """Forget what ran, and close the apps of `new_app`."""
     ran.clear()
+    yield
+    while apps:
+        await apps.pop().close()
+
+
+def new_app(store: Store, clock: Clock) -> Errandry:
+    apps.append(Errandry(store=store, clock=clock))
+    return apps[-1]
 
 
 def first_version_app(store: MemoryStore, clock: FakeClock) -> Errandry:
     """The program at version 1 of the arguments."""
-    jobs = Errandry(store=store, clock=clock)
+    jobs = new_app(store, clock)
 
     @jobs.task
     async def send(to: str) -> None:
@@ -33,7 +46,7 @@ def first_version_app(store: MemoryStore, clock: FakeClock) -> Errandry:
 
 def third_version_app(store: MemoryStore, clock: FakeClock) -> Errandry:
     """The same program at version 3."""
-    jobs = Errandry(store=store, clock=clock)
+    jobs = new_app(store, clock)
 
     @jobs.task(version=3)
     async def send(address: str, subject: str, html: bool = False) -> None:
@@ -58,7 +71,7 @@ def store(clock: FakeClock) -> MemoryStore:
 async def test_older_arguments_are_upgraded_step_by_step(store: MemoryStore, clock: FakeClock) -> None:
     old, new = first_version_app(store, clock), third_version_app(store, clock)
     await old.enqueue("send", {"to": "ada"})
-    by_name = Errandry(store=store, clock=clock)
+    by_name = new_app(store, clock)
     await by_name.enqueue("send", {"address": "bob", "text": "yo"}, version=2)
     await new.enqueue("send", {"address": "cy", "subject": "news", "html": True})
 
@@ -104,7 +117,7 @@ async def test_a_version_without_an_upgrade_leaves_the_arguments_unchanged(jobs:
     async def send(to: str, subject: str = "hi") -> None:
         ran.append((to, subject, False))
 
-    other = Errandry(store=jobs.store, clock=jobs.clock)
+    other = new_app(jobs.store, jobs.clock)
     await other.enqueue("send", {"to": "ada"})
     await drain(jobs)
 
@@ -127,7 +140,7 @@ async def test_an_upgrade_that_raises_or_returns_no_mapping_fails_the_job(
             raise outcome
         return outcome  # type: ignore[no-any-return]
 
-    other = Errandry(store=jobs.store, clock=jobs.clock)
+    other = new_app(jobs.store, jobs.clock)
     job = await other.enqueue("send", {"too": "ada"})
     await drain(jobs)
 

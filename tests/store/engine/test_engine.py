@@ -38,6 +38,21 @@ from tests.store.engine.committer_kit import command_keys, outcomes
 T = TypeVar("T")
 
 
+async def test_a_dropped_engine_does_not_close_a_store_that_another_one_uses() -> None:
+    store = MemoryStore()
+    async with Engine(store) as engine:
+        dropped = Engine(store)
+        await dropped.start()
+        session = dropped._session
+        assert session is not None
+        with pytest.warns(
+            ResourceWarning, match="an app with a MemoryStore was dropped without being closed"
+        ):
+            del dropped
+        await asyncio.wrap_future(session.ended)
+        assert await engine.call(store.counts) == {}
+
+
 class BlockingStore(MemoryStore):
     """A memory store that can block its thread, and records its passes and the threads that call it."""
 

@@ -6,13 +6,15 @@ worker from renewing its leases. Writes go through the committer, reads through 
 
 import asyncio
 import copy
+import gc
 import os
 import threading
+import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from errandry.clock import Clock
 from errandry.core.answer import Answer
@@ -23,6 +25,9 @@ from errandry.store.contract import Store
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import Committer, CommitterStats, PiggybackClaims, WriteWatcher
 
+ENGINES_BEFORE_COLLECTION = 32
+"""Number of running engines in a process from which on dropped ones are looked for."""
+
 T = TypeVar("T")
 EngineCall = Callable[..., Coroutine[Any, Any, T]]
 
@@ -32,7 +37,8 @@ class Engine:
 
     The first use starts the thread and opens the store. If that fails, the error is raised and the next use
     tries again. In the child of a fork, where the thread does not exist, the next use starts a new one; the
-    commands that were pending belong to the parent. A stopped engine cannot be started again.
+    commands that were pending belong to the parent. A stopped engine cannot be started again. One that is
+    dropped without a stop is stopped when Python collects it, with a ResourceWarning.
 
     While `refusal` is set, no engine of this process starts, because a program is being imported.
     """
@@ -47,6 +53,7 @@ class Engine:
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._stopped = False
+        self._finalizer: finalize[[_Session, Store], Engine] | None = None
         self._write_watchers: list[WriteWatcher] = []
         _ENGINES.add(self)
 
@@ -176,15 +183,29 @@ class Engine:
             if self.refusal is not None:
                 raise StoreClosed("engine", self.refusal)
             if self._session is None or self._session.failed:
-                self._session = _Session(self.store, self._write_limits, self._clock, self._write_watchers)
+                self._session = self._new_session()
             return self._session
+
+    def _new_session(self) -> "_Session":
+        _collect_dropped_engines()
+        self._detach_finalizer()
+        session = _Session(self.store, self._write_limits, self._clock, self._write_watchers)
+        self._finalizer = finalize(self, _stop_dropped, session, self.store)
+        self._finalizer.atexit = False  # the threads are daemons: a program that ends need not stop them
+        return session
+
+    def _detach_finalizer(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _retire(self) -> "_Session | None":
         with self._lock:
             self._stopped = True
+            self._detach_finalizer()
             return self._session
 
     def _forget_session(self) -> None:
+        self._detach_finalizer()
         if self._session is not None:
             _PARENT_SESSIONS.append(self._session)
         self._session = None
@@ -192,7 +213,7 @@ class Engine:
 
 
 class _Session:
-    """One thread and its loop, from opening the store to closing it."""
+    """One thread and its loop, from opening the store to closing it. It has no reference to its engine."""
 
     def __init__(
         self,
@@ -204,6 +225,7 @@ class _Session:
         self.loop = new_loop()
         self.committer = Committer(store, write_limits, clock, loop=self.loop, watchers=watchers)
         self.failed = False
+        self.closes_store = True
         self.opened: Future[BaseException | None] = Future()
         self.ended: Future[BaseException | None] = Future()
         for future in (self.opened, self.ended):
@@ -224,6 +246,11 @@ class _Session:
             self._calls.add(future)
         future.add_done_callback(self._calls.discard)
         return future
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no calls any more."""
+        return self._is_over
 
     def stop(self, timeout: float | None) -> None:
         with suppress(RuntimeError):  # the loop has ended already
@@ -264,7 +291,8 @@ class _Session:
             await asyncio.wait(self._closings)
         finally:
             await self._refuse_calls()
-            await store.close()
+            if self.closes_store:
+                await store.close()
 
     async def _refuse_calls(self) -> None:
         with self._lock:
@@ -276,6 +304,39 @@ class _Session:
             await asyncio.sleep(0)
 
 
+def _collect_dropped_engines() -> None:
+    """Run a full garbage collection if twice as many engines run as were left by the last one.
+
+    An app is part of a reference cycle, so Python frees a dropped one at its next full collection. A program
+    that opens and drops many apps may run out of file descriptors before that.
+    """
+    global _collection_threshold  # noqa: PLW0603 - a process has one garbage collector
+    if _running_count() >= _collection_threshold:
+        gc.collect()
+        _collection_threshold = max(ENGINES_BEFORE_COLLECTION, 2 * _running_count())
+
+
+def _running_count() -> int:
+    sessions = [engine._session for engine in list(_ENGINES)]
+    return sum(session is not None and not session.is_over for session in sessions)
+
+
+def _stop_dropped(session: _Session, store: Store) -> None:
+    """Stop the session of a collected engine. Runs on any thread and must not wait.
+
+    The store is closed too, unless it is in use by another engine, whose app was given the same store.
+    """
+    if session.is_over:
+        return
+    session.closes_store = all(engine.store is not store for engine in list(_ENGINES))
+    close = "use `async with jobs`, `await jobs.close()` or `jobs.sync.close()`"
+    session.stop(None)  # first: the warning may be an exception
+    warnings.warn(
+        f"an app with a {type(store).__name__} was dropped without being closed: {close}", ResourceWarning, 2
+    )
+
+
+_collection_threshold = ENGINES_BEFORE_COLLECTION
 _ENGINES: WeakSet[Engine] = WeakSet()
 _PARENT_SESSIONS: list[_Session] = []
 """The parent's sessions, in the child of a fork. Their loops share file descriptors with the parent.
