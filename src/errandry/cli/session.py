@@ -79,6 +79,7 @@ class Session:
 
         async def call() -> int | None:
             if not makes_store:
+                jobs.store.allow_read_only()
                 await _require_store(jobs)
             try:
                 return await function(jobs)

@@ -174,6 +174,9 @@ class Store(Protocol):
     async def needs_setup(self) -> str | None:
         """Return in words what `open` would have to create or migrate, None if nothing. Changes nothing."""
 
+    def allow_read_only(self) -> None:
+        """Let `open` open a store that cannot be written; each write then raises StoreRefused."""
+
     async def open(self) -> None:
         """Open the store; create or migrate it if necessary. A second call changes nothing."""
 

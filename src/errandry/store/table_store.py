@@ -73,6 +73,10 @@ class TableStore:
         self.limits = limits or StoreLimits()
         self.changes = ChangeCounter()
         self.schema_change: SchemaChange | None = None
+        self.may_be_read_only = False
+
+    def allow_read_only(self) -> None:
+        self.may_be_read_only = True
 
     async def needs_setup(self) -> str | None:
         return None

@@ -12,10 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import apsw
 
+from errandry.cli import main
 from errandry.core.answer import Inserted
 from errandry.core.command import (
     CompleteOutcome,
@@ -271,6 +274,23 @@ def open_as_other_user(path: str) -> None:
         report((type(error).__name__, str(error)))
 
 
+def list_as_other_user(path: str) -> None:
+    """List jobs by the command line as a user without rights, then try to pause a queue."""
+
+    def run_commands(url: str) -> tuple[list[int], str, str]:
+        out, err = StringIO(), StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            codes = [main.run([*words, "--url", url]) for words in (["jobs", "ls"], ["queues", "pause", "q"])]
+        return codes, out.getvalue(), err.getvalue()
+
+    run_commands("memory:")  # imports what that user may not be allowed to read
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    report(run_commands(f"sqlite:///{path}"))
+
+
 def die_migrating(path: str, rows: str) -> None:
     """Be killed in the last statement of a migration that has written this number of rows."""
     connect = file._connect
@@ -316,7 +336,19 @@ async def fill(path: str, size: str = "400000") -> None:
 
 
 PROGRAMS: Sequence[Callable[..., Coroutine[Any, Any, None] | None]] = (
-    *(make, insert, work, churn, saturate, die, lock, open_as_other_user, die_migrating, fill),
+    *(
+        make,
+        insert,
+        work,
+        churn,
+        saturate,
+        die,
+        lock,
+        open_as_other_user,
+        list_as_other_user,
+        die_migrating,
+        fill,
+    ),
     *(fork_once, fork_and_close, fork_often, fork_and_die, fork_inside),
 )
 

@@ -1,9 +1,12 @@
 """Which paths an SQLite store accepts, and which users may use its files."""
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from errandry.errors import (
@@ -11,7 +14,9 @@ from errandry.errors import (
     InvalidValue,
     StoreRefused,
 )
+from errandry.store.sqlite import file
 from errandry.store.sqlite.driver import SqliteStore
+from errandry.store.sqlite.read_only import ReadOnlyFile
 from errandry.testing.conformance import requests
 from tests.store.sqlite.processes import run_program
 from tests.store.sqlite.stores import (
@@ -149,3 +154,118 @@ class TestPath:
             assert str(path) in message
             assert "owner and mode" in message
             assert not before or file_contents(Path(folder)) == before
+
+
+@pytest.mark.slow("starts another program")
+class TestReadOnly:
+    """A file that the user can read and cannot write: the command line lists it and writes nothing."""
+
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o755)
+            (Path(folder) / "jobs.db").touch(0o644)
+            yield Path(folder)
+            os.chmod(folder, 0o755)
+
+    @pytest.mark.parametrize("folder_mode", [0o555, 0o777], ids=["closed folder", "open folder"])
+    async def test_a_store_that_no_program_uses_is_listed(self, folder: Path, folder_mode: int) -> None:
+        path = folder / "jobs.db"
+        async with open_store(path) as store:
+            await requests.insert(store, new_job("a"))
+        protect(folder, folder_mode)
+        before = file_contents(folder)
+
+        codes, out, err = run_program("list_as_other_user", path)
+
+        assert (codes, "a " in out) == ([0, 1], True), err
+        assert f"{path}: cannot be written by this user" in err
+        assert file_contents(folder) == before
+
+    @pytest.mark.parametrize("folder_mode", [0o555, 0o777], ids=["closed folder", "open folder"])
+    async def test_a_store_in_use_is_listed_with_its_log(self, folder: Path, folder_mode: int) -> None:
+        path = folder / "jobs.db"
+        async with open_store(path) as store:
+            await requests.insert(store, new_job("in-the-log"))
+            protect(folder, folder_mode)
+            codes, out, err = run_program("list_as_other_user", path)
+            protect(folder, 0o755, 0o644)
+
+            assert (codes, "in-the-log" in out) == ([0, 1], True), err
+            await requests.insert(store, new_job("later"))
+            assert await job_ids(store) == {"in-the-log", "later"}
+
+    async def test_the_log_of_a_killed_program_is_read(self, folder: Path) -> None:
+        path, copy = folder / "jobs.db", folder / "copy"
+        copy.mkdir(mode=0o755)
+        async with open_store(path) as store:
+            await requests.insert(store, new_job("in-the-log"))
+            for side in ("", "-wal", "-shm"):
+                shutil.copy(f"{path}{side}", copy)
+        protect(copy, 0o555)
+
+        codes, out, err = run_program("list_as_other_user", copy / "jobs.db")
+
+        assert (codes, "in-the-log" in out) == ([0, 1], True), err
+
+    async def test_a_log_that_cannot_be_read_is_not_ignored(self, folder: Path) -> None:
+        path, copy = folder / "jobs.db", folder / "copy"
+        copy.mkdir(mode=0o755)
+        async with open_store(path) as store:
+            await requests.insert(store, new_job("in-the-log"))
+            for side in ("", "-wal"):
+                shutil.copy(f"{path}{side}", copy)
+        protect(copy, 0o555)
+
+        codes, _, err = run_program("list_as_other_user", copy / "jobs.db")
+
+        assert codes == [1, 1]
+        assert "its write-ahead log cannot be read without write permission" in err
+
+    async def test_a_file_that_cannot_be_read_is_refused(self, folder: Path) -> None:
+        path = folder / "jobs.db"
+        async with open_store(path):
+            pass
+        os.chmod(path, 0o000)
+
+        codes, _, err = run_program("list_as_other_user", path)
+
+        assert codes == [1, 1]
+        assert "owner and mode" in err
+
+
+class TestReadOnlyFile:
+    async def test_an_older_schema_is_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with open_store(path):
+            pass
+        number, *_ = file._MIGRATIONS[-1]
+        monkeypatch.setattr(file, "_MIGRATIONS", [*file._MIGRATIONS, (number + 1, "more", "SELECT 1")])
+
+        with pytest.raises(StoreRefused, match="its schema is older than this Errandry"):
+            ReadOnlyFile(str(path))
+
+    async def test_a_read_is_repeated_if_another_program_wrote_meanwhile(self, path: Path) -> None:
+        async with open_store(path) as store:
+            await requests.insert(store, new_job("a"))
+        counts = list[int]()
+
+        def count_jobs(db: apsw.Connection) -> int:
+            [(count,)] = db.execute("SELECT count(*) FROM live")
+            counts.append(count)
+            if len(counts) == 1:
+                writer = apsw.Connection(str(path))
+                writer.execute("DELETE FROM live")
+                writer.close()
+            return int(count)
+
+        reader = ReadOnlyFile(str(path))
+
+        assert reader.read(count_jobs) == 0
+        assert counts == [1, 0]
+
+
+def protect(folder: Path, folder_mode: int, file_mode: int = 0o444) -> None:
+    for name in folder.iterdir():
+        if name.is_file():
+            name.chmod(file_mode)
+    folder.chmod(folder_mode)

@@ -17,16 +17,24 @@ from errandry.clock import Clock
 from errandry.core import check
 from errandry.core.answer import Answer
 from errandry.core.command import Command, Ref
-from errandry.errors import InvalidValue, StoreClosed, StoreError
+from errandry.errors import InvalidValue, StoreClosed, StoreError, StoreRefused
 from errandry.store.contract import StoreLimits
 from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.execute.apply import apply
-from errandry.store.health import Finding
+from errandry.store.health import Finding, Grade
 from errandry.store.sqlite.binding import SqliteBinding
-from errandry.store.sqlite.file import CHECKPOINT_PAGES, FILE_ERRORS, DatabaseFile, Durability, explain_errors
+from errandry.store.sqlite.file import (
+    CHECKPOINT_PAGES,
+    FILE_ERRORS,
+    MODE_ADVICE,
+    DatabaseFile,
+    Durability,
+    explain_errors,
+)
 from errandry.store.sqlite.fork import FORK_GUARD
 from errandry.store.sqlite.gates import SQL
 from errandry.store.sqlite.health import findings
+from errandry.store.sqlite.read_only import ReadOnlyFile
 from errandry.store.sqlite.tables import SqliteTables
 from errandry.store.sqlite.turnstile import TURN_TIMEOUT, Turnstile
 from errandry.store.sqlite.watch import FileWatch
@@ -59,6 +67,7 @@ class SqliteStore(TableStore):
             raise InvalidValue("durability", durability, f"must be one of {', '.join(Durability)}")
         self.durability = Durability(durability)
         self._open: _OpenFile | None = None
+        self._read_only: ReadOnlyFile | None = None
 
     @property
     def identity(self) -> str:
@@ -70,13 +79,18 @@ class SqliteStore(TableStore):
     async def open(self) -> None:
         if self._open is not None and self._open.file.is_forked:
             self._open, self.changes = None, ChangeCounter()  # only the parent waits for the old one
-        if self._open is None:
-            with FORK_GUARD:
-                self._open = _OpenFile(self.path, self.durability)
-            self.schema_change = self._open.file.schema_change
+        if self._open is None and self._read_only is None:
+            try:
+                with FORK_GUARD:
+                    self._open = _OpenFile(self.path, self.durability)
+                self.schema_change = self._open.file.schema_change
+            except StoreRefused as error:
+                if type(error) is not StoreRefused or not self.may_be_read_only:
+                    raise
+                self._read_only = ReadOnlyFile(self.path)
 
     async def close(self) -> None:
-        opened, self._open = self._open, None
+        opened, self._open, self._read_only = self._open, None, None
         if opened is not None and not opened.file.is_forked:
             await opened.stop_watching()
             with FORK_GUARD:
@@ -87,6 +101,8 @@ class SqliteStore(TableStore):
         return SqliteBinding(connection, self.path, self.clock, self.limits)
 
     async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+        if self._read_only is not None:
+            raise self._read_only.refusal()
         opened = await self._opened_file()
         with explain_errors(self.path, opened.file.db), opened.turnstile, FORK_GUARD:
             try:
@@ -105,11 +121,17 @@ class SqliteStore(TableStore):
         return answers
 
     async def wait_for_change(self, version: int, timeout: float) -> bool:
+        if self._read_only is not None:
+            return await self.changes.wait(version, timeout)
         opened = await self._opened_file()
         with opened.watching(self.changes):
             return await self.changes.wait(version, timeout)
 
     async def read(self, look: Callable[[Tables, float], T]) -> T:
+        if (file := self._read_only) is not None:
+            return await asyncio.to_thread(
+                file.read_tables, lambda tables: look(tables, self.clock.now(tables.begin()))
+            )
         opened = await self._opened_file()
 
         def snapshot() -> T:
@@ -120,6 +142,8 @@ class SqliteStore(TableStore):
 
     async def cancels(self, worker: str) -> tuple[Ref, ...]:
         check.name("worker", worker)
+        if (file := self._read_only) is not None:
+            return await asyncio.to_thread(file.read_tables, lambda tables: tables.cancel_requests(worker))
         opened = await self._opened_file()
         with explain_errors(self.path), FORK_GUARD:  # too small a read to send it to the reading thread
             return opened.tables.cancel_requests(worker)
@@ -132,6 +156,12 @@ class SqliteStore(TableStore):
         return self._open.file.db
 
     async def diagnose(self) -> list[Finding]:
+        if (file := self._read_only) is not None:
+            problem = Finding(Grade.WRONG, "store", "it cannot be written by this user", MODE_ADVICE)
+            sound = await asyncio.to_thread(
+                file.read, lambda db: list(findings(db, file.real, self.durability))
+            )
+            return [problem, *sound]
         opened = await self._opened_file()
         with explain_errors(self.path, opened.file.db), FORK_GUARD:
             return list(findings(opened.file.db, opened.file.real, self.durability))

@@ -55,7 +55,7 @@ STATEMENT_CACHE_SIZE = 512
 A statement is evicted 512 uses after its last one, and each row that is written is a use. With a smaller
 cache, each pass would compile statements that the pass before it evicted. With a much larger one, each lookup
 is slower."""
-_MODE_ADVICE = "check the path, and owner and mode of the file and its folder"
+MODE_ADVICE = "check the path, owner and mode of the file and its folder, and that the disk is writable"
 _MIGRATIONS = list(sql.migrations("errandry.store.sqlite.schema"))
 
 FILE_ERRORS = (
@@ -150,9 +150,9 @@ class explain_errors:  # noqa: N801 - used like a function; a class, because eve
                     path, f"another program has kept the file locked for {BUSY_TIMEOUT} ms"
                 )
             case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError() | apsw.AuthError():
-                return StoreRefused(path, f"cannot be opened for writing ({error}): {_MODE_ADVICE}")
+                return StoreRefused(path, f"cannot be opened ({error}): {MODE_ADVICE}")
             case OSError():
-                return StoreRefused(path, f"cannot be opened for writing ({error.strerror}): {_MODE_ADVICE}")
+                return StoreRefused(path, f"cannot be opened ({error.strerror}): {MODE_ADVICE}")
             case _:
                 return None
 
@@ -187,6 +187,13 @@ def migrate(db: apsw.Connection, path: str) -> SchemaChange:
 def is_up_to_date(db: apsw.Connection, path: str) -> bool:
     """Whether the schema is the one that this version of Errandry uses. To be called in a transaction."""
     return _schema_version(db, path) == _MIGRATIONS[-1][0]
+
+
+def check_readable_schema(db: apsw.Connection, path: str) -> None:
+    """Raise StoreRefused if the schema would have to be migrated first. To be called in a transaction."""
+    if not is_up_to_date(db, path):
+        why = "its schema is older than this Errandry: open it once with a user who can write it"
+        raise StoreRefused(path, why)
 
 
 @contextmanager
@@ -243,7 +250,7 @@ def _connect(path: str, durability: Durability, flags: int = 0) -> apsw.Connecti
     try:
         db.set_busy_timeout(BUSY_TIMEOUT)
         if db.readonly("main"):
-            raise StoreRefused(path, f"cannot be written by this user: {_MODE_ADVICE}")
+            raise StoreRefused(path, f"cannot be written by this user: {MODE_ADVICE}")
         with explain_errors(path, db):
             with _transaction(db, "BEGIN"):
                 _schema_version(db, path)  # refuses a foreign file before anything is changed
