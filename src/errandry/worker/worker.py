@@ -99,7 +99,7 @@ class Worker:
         """Work until stopped, then drain. If canceled, release all jobs without waiting for handlers."""
         refuse_in_child()
         self._loop = asyncio.get_running_loop()
-        async with self._services(signals) as presence:
+        async with self._services(signals):
             claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
@@ -116,7 +116,7 @@ class Worker:
                     and (error := claiming.exception()) is not None
                 ):
                     self._trouble.report("cannot claim jobs, stopping", error)
-                await self._drain(claiming, presence)
+                await self._drain(claiming)
             if not self._has_abandoned_claim:
                 claiming.result()
 
@@ -167,13 +167,13 @@ class Worker:
         if not run.is_settling or run.call.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.wake()
 
-    async def _drain(self, claiming: asyncio.Task[None], presence: Presence) -> None:
+    async def _drain(self, claiming: asyncio.Task[None]) -> None:
         """Let handlers finish for `grace`, then stop them and release the remaining jobs.
 
         This includes the jobs of a claim that was in flight when the worker stopped.
         """
         self._is_draining = True
-        reporting = asyncio.create_task(presence.report())  # at once, so that it is listed as draining
+        self._beat_soon()  # so that it is listed as draining
         await asyncio.wait([claiming], timeout=CLOSE_TIMEOUT)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for call in self._slots.prefetched:
@@ -206,7 +206,6 @@ class Worker:
             self._leases.remove(run)
         releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
         await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
-        reporting.cancel()
 
     def _beat_soon(self) -> None:
         self._presence.report_soon()
@@ -245,7 +244,7 @@ class Worker:
             self._trouble.report("cannot store the declared schedules and rules", error)
 
     @asynccontextmanager
-    async def _services(self, signals: bool) -> AsyncIterator[Presence]:
+    async def _services(self, signals: bool) -> AsyncIterator[None]:
         """Start everything that runs beside the handlers; stop it when the block ends."""
         await self.app.engine.start()
         switch_interval, capture = sys.getswitchinterval(), JobLogHandler()
@@ -270,7 +269,7 @@ class Worker:
                     interval = self.options.upkeep_every
                     archiving = archive_forever(self.app, archive, interval, self._trouble.report)
                     tasks.append(asyncio.create_task(archiving))
-                yield presence
+                yield
         finally:
             for task in tasks:
                 task.cancel()
