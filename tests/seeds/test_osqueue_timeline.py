@@ -227,7 +227,7 @@ async def test_a_job_whose_heartbeat_is_stale_is_reset_to_unclaimed(broker: Brok
     at(29.9)
     assert await broker.run_upkeep() == UpkeepResult()
     at(30.1)
-    assert await broker.run_upkeep() == UpkeepResult(expired=1)
+    assert (await broker.run_upkeep()).expired == 1
 
     job = await broker.job(job_id)
     assert (job.state, job.worker, job.attempts) == (State.WAITING, None, 1)
@@ -385,7 +385,7 @@ async def test_the_example_timeline_if_the_worker_crashes(broker: Broker, at: Ti
     assert await broker.run_upkeep() == UpkeepResult()
 
     at(38)
-    assert await broker.run_upkeep() == UpkeepResult(expired=1)
+    assert (await broker.run_upkeep()).expired == 1
     assert (await broker.job(job_id)).state is State.WAITING
 
     at(39)

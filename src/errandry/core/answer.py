@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from errandry.core.job import JobRecord
 from errandry.core.schedule import Backfilled
+from errandry.core.state import State
 from errandry.core.suspect import SuspectKind
 from errandry.errors import ErrandryError
 
@@ -45,15 +46,40 @@ class Inserted(Struct, frozen=True, gc=False):
     replaced: frozenset[str] = frozenset()
 
 
+class Expiry(Struct, frozen=True, gc=False):
+    """A claim whose lease has expired or whose worker has died; `state` is that of the job after it.
+
+    `was_running` is False if its handler had not begun.
+    """
+
+    job: str
+    task: str
+    queue: str
+    worker: str | None
+    attempt: int
+    max_attempts: int
+    was_running: bool
+    state: State
+
+    @classmethod
+    def of(cls, job: JobRecord, after: JobRecord) -> "Expiry":
+        """The expiry of the claim of `job`, which is now `after`."""
+        was_running = job.state is State.RUNNING
+        attempts = job.attempts, job.max_attempts
+        return cls(job.id, job.task, job.queue, job.worker, *attempts, was_running, after.state)
+
+
 class Claims(Struct, frozen=True, gc=False):
     """The claimed jobs, each under a new fence, and the seconds until the next job is due.
 
-    `waiting_suspects` has the kinds of the suspects that wait in any queue.
+    `waiting_suspects` has the kinds of the suspects that wait in any queue. `expiries` are the claims, mostly
+    of other workers, that expired before.
     """
 
     jobs: tuple[JobRecord, ...]
     due_in: float | None = None
     waiting_suspects: tuple[SuspectKind, ...] = ()
+    expiries: tuple[Expiry, ...] = ()
 
 
 class Renewed(Struct, frozen=True, gc=False):
@@ -73,7 +99,10 @@ class Moved(Struct, frozen=True):
 
 
 class UpkeepResult(Struct, frozen=True, gc=False):
-    """How many records each part of upkeep changed; `more` is true if it stopped at its limit."""
+    """How many records each part of upkeep changed; `more` is true if it stopped at its limit.
+
+    `expiries` are the claims that expired.
+    """
 
     expired: int = 0
     promoted: int = 0
@@ -82,6 +111,7 @@ class UpkeepResult(Struct, frozen=True, gc=False):
     trimmed: int = 0
     ticked: int = 0
     more: bool = False
+    expiries: tuple[Expiry, ...] = ()
 
 
 Answer = Inserted | Claims | Renewed | Moved | UpkeepResult | Backfilled | Ack | Lost | ErrandryError

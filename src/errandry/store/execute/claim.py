@@ -63,7 +63,7 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
 
 def _answer(work: UnitOfWork, jobs: tuple[JobRecord, ...]) -> Claims:
     seconds = due_in(work.tables, work.permits(), work.now)
-    return Claims(jobs, seconds, work.tables.due_times().waiting_suspects)
+    return Claims(jobs, seconds, work.tables.due_times().waiting_suspects, work.take_expiries())
 
 
 def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:

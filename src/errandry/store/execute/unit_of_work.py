@@ -4,10 +4,12 @@ Jobs change only through `move`, `update` and `remove`, which also collect event
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from errandry.core.answer import Expiry
 from errandry.core.command import Claim, Command, Insert
 from errandry.core.event import EventKind
 from errandry.core.flow import END_OF_STATE, ChildEnd
@@ -53,6 +55,7 @@ class UnitOfWork:
     fair_queues     queues with groups from which this pass has claimed
     slots           for each new job with a unique key: the slot of that key
     is_upkeep_done  True if nothing is due any more in this pass
+    expiries        the claims that this pass has expired and that no answer has named yet
     locked_gates    the gates that commands of this pass change, as they are now; None before the first one
     """
 
@@ -61,6 +64,7 @@ class UnitOfWork:
     ) -> None:
         self.tables, self.now, self.limits, self._commands = tables, now, limits, commands
         self.is_upkeep_done = False
+        self.expiries: list[Expiry] = []
         self.fair_queues: set[str] = set()
         self._left_queues: dict[str, None] = {}
         self._permits: Permits | None = None
@@ -80,6 +84,11 @@ class UnitOfWork:
         self._freed_keys: dict[str, str] = {}
         self._taken_keys: dict[str, KeyHolder] = {}
         self._rivals: dict[str, str] = {}
+
+    def take_expiries(self) -> tuple[Expiry, ...]:
+        """Take the expiries, for the answer of the command that has caused them."""
+        expiries, self.expiries = self.expiries, []
+        return tuple(sorted(expiries, key=attrgetter("job")))
 
     def load(self, ids: Iterable[str]) -> None:
         """Fetch these jobs in one query, so that `get` finds them in the cache."""

@@ -5,12 +5,13 @@ Each pass does a bounded part of the work, and repeating it changes nothing, so 
 
 from collections.abc import Callable, Iterable, Sequence
 
-from errandry.core import move, worker_loss
-from errandry.core.answer import UpkeepResult
+from errandry.core import move
+from errandry.core.answer import Expiry, UpkeepResult
 from errandry.core.command import Upkeep, WorkerRecord
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord
 from errandry.core.state import RUNNING, Move
+from errandry.core.worker_loss import DIED, WorkerLoss, expiry_loss
 from errandry.store.execute import flow, gate, schedule
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
@@ -53,6 +54,7 @@ def upkeep(work: UnitOfWork, command: Upkeep) -> UpkeepResult:
         trimmed=trimmed,
         ticked=ticked,
         more=more,
+        expiries=work.take_expiries(),
     )
 
 
@@ -122,10 +124,8 @@ def take_crashes_back(work: UnitOfWork, worker: str) -> None:
 def _expire_jobs_of_dead(work: UnitOfWork, workers: Sequence[str], limit: int) -> int:
     """Expire the jobs of workers that have certainly died, and make their earlier crashes final."""
     tables, now = work.tables, work.now
-    held = [(job, move.expired(job, now, worker_loss.DIED)) for job in tables.jobs_held_by(workers, limit)]
-    for job, after in held:
-        work.move(Move.EXPIRE, job, after)
-    work.flush()
+    held = [(job, DIED) for job in tables.jobs_held_by(workers, limit)]
+    count = _expire_all(work, held)
     lost = tables.jobs_lost_by(workers, limit)
     for job in lost:
         if move.awaits_final_crash(job):
@@ -133,7 +133,7 @@ def _expire_jobs_of_dead(work: UnitOfWork, workers: Sequence[str], limit: int) -
         else:
             work.update(job, move.crash_confirmed(job))
     work.flush()
-    return len(held) + len(lost)
+    return count + len(lost)
 
 
 def _expire(work: UnitOfWork, jobs: Sequence[JobRecord], sender: str) -> int:
@@ -141,12 +141,19 @@ def _expire(work: UnitOfWork, jobs: Sequence[JobRecord], sender: str) -> int:
     holders: dict[str, WorkerRecord] = {}
     if any(job.state is RUNNING for job in jobs):
         holders = {record.beat.worker: record for record in work.tables.workers()}
+    losses = (expiry_loss(job, holders.get(job.worker or ""), sender, work.now) for job in jobs)
+    return _expire_all(work, zip(jobs, losses, strict=True))
 
-    def after(job: JobRecord, now: float) -> JobRecord:
-        loss = worker_loss.expiry_loss(job, holders.get(job.worker or ""), sender, now)
-        return move.expired(job, now, loss)
 
-    return _move_all(work, Move.EXPIRE, jobs, after)
+def _expire_all(work: UnitOfWork, lost: Iterable[tuple[JobRecord, WorkerLoss]]) -> int:
+    count = 0
+    for job, loss in lost:
+        expired = move.expired(job, work.now, loss)
+        work.move(Move.EXPIRE, job, expired)
+        work.expiries.append(Expiry.of(job, expired))
+        count += 1
+    work.flush()
+    return count
 
 
 def _drop_pauses_of_dead_workers(work: UnitOfWork) -> None:

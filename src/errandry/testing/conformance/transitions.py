@@ -14,6 +14,7 @@ from errandry.core.answer import (
     WRITTEN,
     Answer,
     Claims,
+    Expiry,
     Inserted,
     LossCause,
     Lost,
@@ -246,7 +247,10 @@ def _expected_answer(move: Move, job: JobRecord, after: JobRecord | None) -> Ans
             return Claims((after,) if after else ())
         case Move.RENEW:
             return Renewed((HELD,))
-        case Move.EXPIRE | Move.LOSE:
+        case Move.EXPIRE:
+            assert after is not None
+            return UpkeepResult(expired=1, expiries=(Expiry.of(job, after),))
+        case Move.LOSE:
             return UpkeepResult(expired=1)
         case Move.LAPSE:
             return UpkeepResult(lapsed=1)

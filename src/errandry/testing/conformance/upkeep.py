@@ -1,10 +1,12 @@
 """Upkeep: it moves on what is due, in bounded steps, and can be repeated at any time."""
 
+from operator import attrgetter
+
 import pytest
 
-from errandry.core.answer import Claims, UpkeepResult
-from errandry.core.command import Beat, Claim, Upkeep
-from errandry.core.job import Keep, NewJob
+from errandry.core.answer import Claims, Expiry, UpkeepResult
+from errandry.core.command import Beat, Claim, Command, Upkeep
+from errandry.core.job import JobRecord, Keep, NewJob
 from errandry.core.state import Reason, State
 from errandry.store.contract import Store, StoreLimits
 from errandry.testing.clock import FakeClock
@@ -25,7 +27,8 @@ class UpkeepSteps:
 
         result = await requests.run_upkeep(store)
 
-        assert result == UpkeepResult(expired=2, promoted=1, lapsed=1, pruned=1)
+        assert isinstance(result, UpkeepResult)
+        assert (result.expired, result.promoted, result.lapsed, result.pruned) == (2, 1, 1, 1)
         for job in (claimed, running, due):
             assert (await requests.current_job(store, job)).state is State.WAITING
         assert (await requests.current_job(store, lapsing)).reason is Reason.DEADLINE
@@ -118,7 +121,7 @@ class UpkeepSteps:
 
         result = await requests.run_upkeep(store, dead=("dead", "dead too", "never seen"))
 
-        assert result == UpkeepResult(expired=2)
+        assert result == UpkeepResult(expired=2, expiries=_expiries(started, unstarted))
         running, other = (
             await requests.current_job(store, started),
             await requests.current_job(store, unstarted),
@@ -127,6 +130,22 @@ class UpkeepSteps:
         assert [error.message for error in running.errors] == ["the process of the worker died"]
         assert (other.state, other.attempts, other.releases) == (State.WAITING, 0, 1)
         assert await requests.current_job(store, alive) == alive
+
+    @pytest.mark.parametrize("by", ["upkeep", "claim"])
+    async def test_the_command_that_expires_claims_names_them(
+        self, store: Store, clock: FakeClock, given: Given, by: str
+    ) -> None:
+        unstarted, running = await given.claimed(lease=10.0), await given.running("other", lease=10.0)
+        last = await given.running(lease=10.0, max_attempts=1)
+        clock.advance(10)
+
+        commands: list[Command] = [Upkeep(), Claim(worker="w", nonce="n")]
+        first, second = await store.commit(commands if by == "upkeep" else commands[::-1])
+
+        assert isinstance(first, UpkeepResult | Claims)
+        assert first.expiries == _expiries(unstarted, running, last)
+        assert [expiry.state for expiry in _expiries(last)] == [State.FAILED]
+        assert getattr(second, "expiries", None) == ()
 
     async def test_upkeep_answers_more_when_the_leases_of_dead_workers_reach_its_limit(
         self, store: Store, clock: FakeClock, given: Given
@@ -214,3 +233,20 @@ async def _trim_until_done(store: Store) -> None:
         if not (await requests.run_upkeep(store)).trimmed:
             return
     raise AssertionError("trimming does not end")
+
+
+def _expiries(*jobs: JobRecord) -> tuple[Expiry, ...]:
+    """What upkeep answers about the claims of these jobs; those without attempts left have failed."""
+    return tuple(
+        Expiry(
+            job.id,
+            job.task,
+            job.queue,
+            job.worker,
+            job.attempts,
+            job.max_attempts,
+            job.state is State.RUNNING,
+            State.FAILED if job.attempts >= job.max_attempts else State.WAITING,
+        )
+        for job in sorted(jobs, key=attrgetter("id"))
+    )
