@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from errandry import __version__
 from errandry.api.app import CallNext, Errandry
-from errandry.api.context import JobContext, current
+from errandry.api.context import JobContext, current_job_fields
 from errandry.api.job import Job
 from errandry.api.outcome import Cancel, Fail, Retry, Snooze, Suspension, returned_outcome, unwrap_group
 from errandry.core.answer import Answer
@@ -71,11 +71,12 @@ class JobFields(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        ctx = current()
-        job = None if ctx is None else ctx.job
-        record.job, record.task, record.queue = (job.id, job.task, job.queue) if job else ("", "", "")
-        record.attempt, record.fence = (job.attempts, job.fence) if job else ("", "")
+        if not hasattr(record, "job"):  # the worker's lines about attempts have these fields already
+            record.__dict__.update(dict.fromkeys(_JOB_FIELDS, "") | current_job_fields())
         return True
+
+
+_JOB_FIELDS = "job", "task", "queue", "attempt", "fence"
 
 
 class _Telemetry:

@@ -10,18 +10,8 @@ import pytest
 from errandry.cli.job_arguments import query
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column, lines
-from errandry.cli.text import (
-    ago,
-    clean,
-    local_time,
-    one_line,
-    pluralize,
-    short_id,
-    to_json,
-    truncate,
-    width,
-    wrap,
-)
+from errandry.cli.text import ago, local_time, pluralize, short_id, to_json, truncate, width, wrap
+from errandry.core.printable import clean, one_line
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`errandry worker`: its options, its messages and its end. For faults, see tests/faults."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -36,6 +37,37 @@ def test_options_come_from_the_environment_too(shop: Shop) -> None:
 
     assert (done.code, done.err) == (0, "")
     assert shop.call(job.refresh).state == "waiting"
+
+
+@SLOW
+@pytest.mark.parametrize("given_by", ["option", "environment"])
+def test_the_log_as_json_names_the_job_of_each_attempt(shop: Shop, given_by: str) -> None:
+    completed, failed = shop.enqueue(), shop.enqueue(arguments={"to": "unknown"}, max_attempts=1)
+    env = {"ERRANDRY_WORKER_LOG_FORMAT": "json"} if given_by == "environment" else {}
+    options = ["--log-format", "json"] if given_by == "option" else []
+
+    done = run_process("worker", "shop:jobs", "--burst", *options, env=env)
+
+    assert done.code == 0
+    lines = [json.loads(line) for line in done.err.splitlines()]
+    ends = {line["job"]: line for line in lines if "outcome" in line}
+    names = ("level", "task", "attempt", "outcome")
+    assert [ends[completed.id][name] for name in names] == ["info", "send", 1, "completed"]
+    assert [ends[failed.id][name] for name in names] == ["error", "send", 1, "failed"]
+    assert ends[failed.id]["error"] == "no such address"
+    assert ends[failed.id]["traceback"].endswith("\nLookupError: no such address")
+    assert {line["logger"] for line in lines} == {"errandry.worker"}
+
+
+@SLOW
+def test_the_log_for_people_has_a_line_for_each_attempt(shop: Shop) -> None:
+    completed, failed = shop.enqueue(), shop.enqueue(arguments={"to": "unknown"}, max_attempts=1)
+
+    done = run_process("worker", "shop:jobs", "--burst")
+
+    assert f"INFO    job {completed.id} (send): attempt 1 of 5 completed after 0." in done.err
+    assert f"ERROR   job {failed.id} (send): attempt 1 of 1 failed for good after 0." in done.err
+    assert "s: LookupError: no such address\n    Traceback (most recent call last):\n" in done.err
 
 
 @SLOW

@@ -337,6 +337,21 @@ def current() -> JobContext | None:
     return _current.get(None)
 
 
+def current_job_fields() -> dict[str, str | int]:
+    """Fields for log records: `job`, `task`, `queue`, `attempt` and `fence` of the job that is running."""
+    ctx = current()
+    if ctx is None:
+        return {}
+    job = ctx._record
+    return {
+        "job": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "attempt": job.attempts,
+        "fence": job.fence,
+    }
+
+
 def set_current(ctx: JobContext) -> None:
     """Make `ctx` the result of `current()` for this attempt and the asyncio tasks it starts.
 

@@ -16,8 +16,9 @@ from errandry.cli.job_arguments import JobTarget, resolve_ids
 from errandry.cli.param_types import DURATION, TIME
 from errandry.cli.prompt import ask_yes_no
 from errandry.cli.session import Session
-from errandry.cli.text import one_line, pluralize, short_id
+from errandry.cli.text import pluralize, short_id
 from errandry.core.answer import Moved
+from errandry.core.printable import one_line
 from errandry.errors import ErrandryError
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ import click
 from errandry.cli.command import CliCommand
 from errandry.cli.param_types import DURATION
 from errandry.cli.session import Session
-from errandry.cli.text import clean, truncate
+from errandry.cli.text import truncate
 from errandry.core.duration import seconds
+from errandry.core.printable import clean
 
 if TYPE_CHECKING:
     from errandry.demo.story import Chapter, Story

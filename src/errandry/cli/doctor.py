@@ -12,11 +12,12 @@ from errandry.cli.command import CliCommand
 from errandry.cli.metrics import metrics_text
 from errandry.cli.pausing import since_text
 from errandry.cli.session import Session, app_command, store_time
-from errandry.cli.text import one_line, pluralize
+from errandry.cli.text import pluralize
 from errandry.cli.workers import has_died, worker_records
 from errandry.core.command import WorkerRecord
 from errandry.core.duration import rough_duration
 from errandry.core.job import JobRecord
+from errandry.core.printable import one_line
 from errandry.core.schedule import SYSTEM_PREFIX
 from errandry.core.state import State
 from errandry.core.why import SILENT_AFTER

@@ -11,8 +11,9 @@ from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import resolve_id
 from errandry.cli.param_types import WholeNumber, Word
 from errandry.cli.session import Session, app_command
-from errandry.cli.text import local_time, one_line, short_id
+from errandry.cli.text import local_time, short_id
 from errandry.core.event import EventFilter, EventKind
+from errandry.core.printable import one_line
 
 if TYPE_CHECKING:
     from errandry.api.app import Errandry

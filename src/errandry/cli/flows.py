@@ -14,9 +14,10 @@ from errandry.cli.jobs import all_option, limit_option, print_pages
 from errandry.cli.param_types import WholeNumber
 from errandry.cli.session import Session, app_command, store_time
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, pluralize
+from errandry.cli.text import ago, pluralize
 from errandry.core.flow import EdgeRecord, Policy
 from errandry.core.job import JobRecord
+from errandry.core.printable import clean
 from errandry.core.state import State
 
 if TYPE_CHECKING:

@@ -10,12 +10,13 @@ from errandry.api.job import Job
 from errandry.cli import table
 from errandry.cli.session import Session
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, local_time, one_line, pluralize, short_id, to_json
+from errandry.cli.text import ago, local_time, pluralize, short_id, to_json
 from errandry.codec.json_codec import Codec, PlainCodec, document_info
 from errandry.codec.redaction import redact_arguments
 from errandry.core import check
 from errandry.core.duration import format_duration, rough_duration
 from errandry.core.job import AttemptError, JobRecord
+from errandry.core.printable import clean, one_line
 from errandry.core.state import State
 
 if TYPE_CHECKING:

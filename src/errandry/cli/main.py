@@ -19,7 +19,7 @@ import click
 from errandry import __version__
 from errandry.cli.command import CliGroup
 from errandry.cli.config import load_defaults
-from errandry.cli.text import clean
+from errandry.core.printable import clean
 from errandry.errors import ErrandryError, InvalidValue, QueryError, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from errandry.cli.config import nearest_pyproject
 from errandry.cli.session import Session
-from errandry.cli.text import clean
+from errandry.core.printable import clean
 from errandry.errors import InvalidValue
 from errandry.store.url import without_password
 

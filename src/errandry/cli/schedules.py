@@ -22,9 +22,10 @@ from errandry.cli.pausing import operator, report_pause, report_resume, since_te
 from errandry.cli.refused_value import FieldOption
 from errandry.cli.session import Session, app_command, app_command_making_store
 from errandry.cli.table import Cell, Column
-from errandry.cli.text import ago, clean, local_time, pluralize, to_json
+from errandry.cli.text import ago, local_time, pluralize, to_json
 from errandry.codec.redaction import redact_arguments
 from errandry.core.duration import as_datetime, format_duration
+from errandry.core.printable import clean
 from errandry.core.rule_info import Source
 from errandry.core.schedule import CatchUp, Overlap, ScheduleRecord
 from errandry.core.tick import ticks_between

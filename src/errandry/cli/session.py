@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from errandry.cli.text import clean, to_json
+from errandry.cli.text import to_json
+from errandry.core.printable import clean
 from errandry.errors import StoreError
 
 if TYPE_CHECKING:

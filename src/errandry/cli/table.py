@@ -6,7 +6,8 @@ from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from errandry.cli.session import Session
-from errandry.cli.text import one_line, truncate, width, wrap
+from errandry.cli.text import truncate, width, wrap
+from errandry.core.printable import one_line
 
 GAP = 2
 WIDTH_MIN = 6

@@ -10,6 +10,7 @@ from unicodedata import east_asian_width
 from msgspec import Struct, to_builtins
 
 from errandry.core.duration import rough_duration
+from errandry.core.printable import one_line
 
 BARS = "▁▂▃▄▅▆▇█"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-([0-9a-f]{12})")
@@ -17,16 +18,6 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-([0-9a-f]{12})")
 
 Time = float | datetime
 """A time of a stored record, in seconds since 1970, or of a result of the API."""
-
-
-def clean(text: str) -> str:
-    """Escape every character that is invisible or would move the cursor."""
-    return text if text.isprintable() else "".join(_escape_char(char) for char in text)
-
-
-def one_line(text: str) -> str:
-    """Like `clean`, and escape line breaks and tabs too."""
-    return clean(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -116,12 +107,6 @@ def _json_value(value: object) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return to_builtins(value, builtin_types=(datetime,)) if isinstance(value, Struct) else str(value)
-
-
-def _escape_char(char: str) -> str:
-    if char.isprintable() or char in "\n\t":
-        return char
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def _escape_json_char(char: str) -> str:

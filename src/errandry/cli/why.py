@@ -9,8 +9,8 @@ from errandry.cli.command import CliCommand
 from errandry.cli.job_arguments import resolve_id
 from errandry.cli.job_view import COLORS
 from errandry.cli.session import Session, app_command
-from errandry.cli.text import one_line
 from errandry.cli.workers import has_died, worker_records
+from errandry.core.printable import one_line
 from errandry.core.state import HELD_STATES
 
 if TYPE_CHECKING:

@@ -12,11 +12,13 @@ import click
 
 from errandry import event_loop
 from errandry.cli.command import CliCommand
+from errandry.cli.log_format import FORMATS, LEVELS, configure_logging
 from errandry.cli.param_types import DURATION, NAMES, NUMBERS, SIZE, WholeNumber
 from errandry.cli.refused_value import FieldOption
 from errandry.cli.session import Session, store_name
-from errandry.cli.text import clean, pluralize
+from errandry.cli.text import pluralize
 from errandry.core.duration import seconds
+from errandry.core.printable import clean
 from errandry.core.size import size
 from errandry.errors import ErrandryError, InvalidValue, UnknownTask
 from errandry.store.url import without_password
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("errandry.worker")
 
-FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
-LEVELS = ("debug", "info", "warning", "error")
 STATUS_INTERVAL = 1.0
 
 ORDER_NEEDS_QUEUES = "name the queues to order with --queues, such as --queues mail,reports"
@@ -87,12 +87,19 @@ ShowStatus = Callable[[str], None]
 @click.option(
     "--log-level", type=click.Choice(LEVELS), default="info", help="Minimum log level; default: info"
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="text",
+    help="Lines for people, or a JSON object per line; default: text",
+)
 @click.option("--supervisor-pipe", type=int, hidden=True)
 def worker(
     target: str | None,
     processes: int,
     reload: bool,
     log_level: str,
+    log_format: str,
     supervisor_pipe: int | None,
     no_upkeep: bool,
     **given: Any,
@@ -110,7 +117,7 @@ def worker(
         )
     options = _worker_options(no_upkeep, given)
     if supervisor_pipe is None and (processes > 1 or reload):
-        _configure_logging(log_level)
+        configure_logging(log_level, log_format)
         return _supervise(processes, options.grace, os.getcwd() if reload else None)
     from errandry.worker.supervisor_pipe import SupervisorPipe
 
@@ -119,8 +126,9 @@ def worker(
     for name in options.tasks or ():
         if name not in jobs.tasks:
             raise InvalidValue("tasks", options.tasks, str(UnknownTask(name, tuple(sorted(jobs.tasks)))))
-    has_status = pipe is None and not session.json and sys.stderr.isatty()
-    with _status_line(has_status, log_level) as show:
+    is_for_people = log_format == "text" and not session.json
+    has_status = pipe is None and is_for_people and sys.stderr.isatty()
+    with _status_line(has_status, log_level, log_format) as show:
         return event_loop.run(_run_worker(jobs, options, pipe, show))
 
 
@@ -221,17 +229,19 @@ def _supervise(processes: int, grace: float, reload: str | None) -> int:
 
 
 @contextmanager
-def _status_line(has_status: bool, level: str) -> Iterator[ShowStatus | None]:
+def _status_line(has_status: bool, level: str, log_format: str) -> Iterator[ShowStatus | None]:
     """Configure logging and, on a terminal, show a status line below the log."""
     if not has_status:
-        _configure_logging(level)
+        configure_logging(level, log_format)
         yield None
         return
     from rich.console import Console
     from rich.status import Status
 
     with Status("starting", console=Console(stderr=True), refresh_per_second=2) as status:
-        _configure_logging(level)  # only now: rich has replaced stderr, so that the log goes above the status
+        configure_logging(
+            level, log_format
+        )  # only now: rich has replaced stderr, so that the log goes above the status
         yield status.update
 
 
@@ -255,8 +265,3 @@ async def _update_status(jobs: "Errandry", worker: "Worker", show: ShowStatus) -
 def _finished_count(counts: dict[str, dict[str, int]]) -> int:
     ends = ("completed", "failed", "canceled")
     return sum(states.get(state, 0) for states in counts.values() for state in ends)
-
-
-def _configure_logging(level: str) -> None:
-    """Log to stderr, unless the app has configured logging."""
-    logging.basicConfig(level=level.upper(), format=FORMAT, datefmt="%H:%M:%S", stream=sys.stderr)

@@ -96,11 +96,13 @@ class StepResult(Struct, frozen=True, tag=True):
 
 
 class WorkerLogLine(Struct, frozen=True, tag=True):
-    """A line for the worker's log."""
+    """A line for the worker's log; `fields` are those of the job it is about."""
 
     logger: str
     level: int
     text: str
+    traceback: str = ""
+    fields: dict[str, str | int] = {}
 
 
 class CallEnded(Struct, frozen=True, tag=True):

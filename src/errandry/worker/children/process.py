@@ -18,6 +18,7 @@ from functools import partial
 from typing import IO, cast
 
 from errandry.claims.leases import StopReason
+from errandry.claims.log_record import log_with_fields
 from errandry.errors import ProcessDied
 from errandry.worker.children.messages import (
     CallEnded,
@@ -230,8 +231,8 @@ class ChildProcess(asyncio.Protocol):
             case StepResult(place, name, result) if self._call is not None:
                 future = self._call.runs[place].save_step(name, result)
                 future.add_done_callback(partial(self._send_step_saved, place, name))
-            case WorkerLogLine(logger, level, text):
-                logging.getLogger(logger).log(level, "%s", text)
+            case WorkerLogLine(logger, level, text, traceback, fields):
+                log_with_fields(logging.getLogger(logger), level, text, fields, traceback)
             case CallEnded() if self._answer is not None and self._answer.cancelled():
                 self._late_answer = message
             case CallEnded() if self._answer is not None:

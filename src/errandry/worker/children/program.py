@@ -25,14 +25,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from errandry.api.app import Errandry
-from errandry.api.context import JobContext
+from errandry.api.context import JobContext, current_job_fields
 from errandry.api.job import Job
 from errandry.api.task import Task
 from errandry.claims.failure import failure
+from errandry.claims.log_record import traceback_of
 from errandry.codec.json_codec import PlainCodec
 from errandry.core import check
 from errandry.core.command import Outcome, RetryOutcome
 from errandry.core.job import Failure, JobRecord, LogLine, Progress
+from errandry.core.printable import log_trace
 from errandry.core.size import format_size
 from errandry.errors import CommandFailed
 from errandry.worker.attempt import AttemptRunner, Outcomes
@@ -271,9 +273,9 @@ class LogForwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._connection.send(
-                WorkerLogLine(record.name, record.levelno, check.storable_text(self.format(record)))
-            )
+            text, trace = check.storable_text(record.getMessage()), log_trace(traceback_of(record))
+            fields = current_job_fields()
+            self._connection.send(WorkerLogLine(record.name, record.levelno, text, trace, fields))
         except Exception:
             self.handleError(record)
 
