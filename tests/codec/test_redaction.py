@@ -63,7 +63,7 @@ async def test_logs_and_errors_of_a_handler_are_redacted(
         for record in caplog.records
         if record.name == "errandry.worker"
     ]
-    assert [("raised ValueError" in line, "4000" in line) for line in ours] == [(True, False)]
+    assert [("has expired" in line, "4000" in line) for line in ours] == [(True, False)]
 
 
 async def test_messages_of_raised_outcomes_are_redacted(jobs: Errandry) -> None:
@@ -184,7 +184,7 @@ async def test_errors_of_arguments_that_cannot_be_read_are_redacted(
 
     record = await jobs.client.record(job.id) if on_invalid == "fail" else None
     texts = [error.message for error in (record.errors if record else ())] + caplog.messages
-    assert sum(f"cannot convert card {REDACTED}" in text for text in texts) == 1
+    assert sum(f"cannot convert card {REDACTED}" in text for text in texts) == len(texts) > 0
     assert "4111" not in "".join(texts)
 
 

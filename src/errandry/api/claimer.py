@@ -16,6 +16,7 @@ from errandry.api.observer_calls import ObserverCalls
 from errandry.api.options import Duration
 from errandry.claims.background import LoopFunction, start_loops
 from errandry.claims.leases import Leases, settle_all
+from errandry.claims.log_record import log_expiries
 from errandry.claims.open_claim import OpenClaim
 from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
 from errandry.claims.suspect_lock import SuspectLock
@@ -238,6 +239,7 @@ class Claimer:
             raise CommandFailed("Claim", f"the store answered {answer!r}")
         self._turns.note_waiting(answer.waiting_suspects)
         self._suspects.claimed += sum(record.crashes > 0 for record in answer.jobs)
+        log_expiries(answer.expiries)
         jobs = []
         for record in answer.jobs:
             claim = OpenClaim(record, clock, self._lease, sent_at, self._renews, self._forget)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from errandry.claims.liveness import is_dead, remove_lock_file, remove_stale_lock_files
+from errandry.claims.log_record import log_expiries
 from errandry.claims.throttled_log import ThrottledLog
 from errandry.claims.trouble import TroubleReporter
 from errandry.clock import Clock
@@ -66,6 +67,8 @@ class UpkeepLoop:
             Upkeep(dead=tuple(dead), prune=self._may_prune(), worker=self._trouble.worker)
         )
         self.last_run = self._clock.monotonic()
+        if isinstance(answer, UpkeepResult):
+            log_expiries(answer.expiries)
         if isinstance(answer, UpkeepResult) and answer.more:
             if not (answer.expired or answer.promoted or answer.lapsed or answer.ticked):
                 await asyncio.sleep(self.last_run - began)

@@ -4,7 +4,6 @@ Used by workers and by their child processes, so it never touches the store.
 """
 
 import asyncio
-import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,11 +21,9 @@ from errandry.api.attempt_outcome import (
 from errandry.api.context import JobContext, set_current
 from errandry.api.flow import spawned_jobs
 from errandry.api.outcome import (
-    HandlerOutcome,
     SuspendForChildren,
     SuspendForSignal,
     SuspendForSleep,
-    Suspension,
     returned_outcome,
     unwrap_group,
 )
@@ -47,8 +44,6 @@ from errandry.core.state import Reason
 from errandry.core.step import WaitOutcome
 from errandry.errors import InvalidValue
 from errandry.worker.handler_call import HandlerCall, JobRun
-
-log = logging.getLogger("errandry.worker")
 
 HandlerArguments = dict[str, Any]
 Outcomes = list[Outcome | None]
@@ -89,11 +84,6 @@ class AttemptRunner:
 
     def error_outcomes(self, call: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
         """Outcomes of jobs whose handler raised `error`, by the rules of their task."""
-        if not isinstance(error, HandlerOutcome | Suspension) and not call.is_stopped:
-            job = call.runs[0].job
-            attempt = f"{call}, attempt {job.attempts} of {job.max_attempts}"
-            info = None if _redacted_names(call, task) else error  # its message may hold what they redact
-            log.warning("%s raised %s", attempt, failure(error).type, exc_info=info)
         return [self._error_outcome(run, task, error) for run in call.runs]
 
     def stop_outcome(self, run: JobRun, error: BaseException) -> Outcome | None:
@@ -144,7 +134,6 @@ class AttemptRunner:
         try:
             values = _results_per_job(task.name, value, len(call.runs))
         except InvalidValue as error:
-            log.warning("failing %s, the handler returned invalid results: %s", str(call), error)
             return [_invalid_value_outcome(error)] * len(call.runs)
         return [self._item_outcome(run, task, value) for run, value in zip(call.runs, values, strict=True)]
 
@@ -153,9 +142,6 @@ class AttemptRunner:
         value = returned_outcome(value) or value
         if not isinstance(value, BaseException):
             return self._complete_outcome(run.job, value)
-        if not isinstance(value, HandlerOutcome | Suspension):
-            error = failure(value).type
-            log.warning("job %s (%s): the batch handler returned %s for it", run.job.id, run.job.task, error)
         return self._error_outcome(run, task, value)
 
     def _error_outcome(self, run: JobRun, task: Task[..., Any], error: BaseException) -> Outcome | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from errandry.api.app import Errandry
 from errandry.api.task import Runner, Task
+from errandry.claims.log_record import log_expiries
 from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import ThrottledLog
 from errandry.claims.trouble import TroubleReporter
@@ -174,6 +175,7 @@ class SlotClaimer:
                     continue
                 if isinstance(answer, Claims):
                     self._turns.note_waiting(answer.waiting_suspects)
+                    log_expiries(answer.expiries)
                     self._avoid_unknown_tasks(answer.jobs)
                     claimed |= await self._dispatch(request, answer.jobs, sent_at)
                     is_exhausted &= self._has_exhausted(answer.jobs)
@@ -219,6 +221,7 @@ class SlotClaimer:
 
     def _take_jobs(self, answer: Claims, request: ClaimRequest, sent_at: float, version: int) -> None:
         self._turns.note_waiting(answer.waiting_suspects)
+        log_expiries(answer.expiries)
         if not answer.jobs:
             # If a job becomes due sooner, the claimer must ask itself to learn when.
             if answer.due_in is None or answer.due_in >= POLL_INTERVAL:
@@ -273,6 +276,8 @@ class SlotClaimer:
                 await asyncio.sleep(POLL_INTERVAL)
                 continue
             self.wake()
+            if isinstance(answer, Claims):
+                log_expiries(answer.expiries)
             return isinstance(answer, Claims) and await self._dispatch(request, answer.jobs, sent_at)
 
     def _has_exhausted(self, jobs: tuple[JobRecord, ...]) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,10 @@ class Executor:
         execution, context = self._execute(call, slot_wait), contextvars.Context()
         self._tasks[call] = call.loop.create_task(execution, context=context)
 
+    async def release_all(self, runs: Sequence[JobRun], timeout: float) -> None:
+        """Release jobs whose handlers did not end in time."""
+        await self._settler.release_all(runs, timeout)
+
     def close(self) -> None:
         self._threads.close()
 
@@ -83,16 +87,11 @@ class Executor:
         try:
             if slot_wait is not None or call.runs[0].job.state is State.CLAIMED:
                 await self._start_jobs(call, slot_wait)
+            call.begun_at = self._app.clock.monotonic()
             outcomes = await self._outcomes(call)
         except asyncio.CancelledError as error:
             outcomes = self._attempts.stop_outcomes(call, error) if call.is_stopped else []
         except Exception as error:  # not from the handler: its steps or its children's results cannot be read
-            log.warning(
-                "cannot prepare the handler call of %s, retrying after the backoff: %s",
-                str(call),
-                error,
-                exc_info=error,
-            )
             outcomes = [self._attempts.retry_outcome(run.job, failure(error)) for run in call.runs]
         finally:
             call.handler = None
@@ -275,6 +274,5 @@ class Executor:
             failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, why)
             self._settle_early(run, FailOutcome(failed))
             return
-        log.warning("discarding job %s (%s), its arguments are invalid: %s", run.job.id, run.job.task, why)
         run.call.remove(run)
-        self._settler.discard(run, self._on_settled)
+        self._settler.discard(run, why, self._on_settled)

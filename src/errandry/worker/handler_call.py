@@ -24,9 +24,13 @@ NOTE_INTERVAL = 0.2
 class JobRun:
     """A job between its claim and its outcome. `loop` is the event loop of its handler.
 
-    `is_lost`: the worker no longer has its lease. `is_settling`: its outcome is being written.
+    `is_lost`: the worker no longer has its lease. `is_settling`: its outcome is being written. `is_released`:
+    a worker that stops has given it back, so its handler's outcome is not written. `is_discarded`: its
+    arguments are invalid, so its job is removed. `ended_at`: the monotonic time at which its handler ended.
     """
 
+    is_released = is_discarded = False
+    ended_at: float | None = None
     call: "HandlerCall"
 
     def __init__(
@@ -101,9 +105,12 @@ class HandlerCall:
 
     Jobs are added, and may be removed, before the call begins. A job that is stopped later stays in the call,
     and the call goes on until all its jobs are stopped; `on_stop` is called with each stopped run. A suspect,
-    a job that was running when its worker died, shares no call.
+    a job that was running when its worker died, shares no call. `begun_at`: the monotonic time at which the
+    handler was called. `logged_traceback`: what the log has of its jobs.
     """
 
+    begun_at: float | None = None
+    logged_traceback = ""
     handler: asyncio.Task[None] | None = None
     on_stop: Callable[[list[JobRun]], None] | None = None
     _is_canceled = False

@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from errandry.api.app import Errandry
+from errandry.claims.leases import settle_all
 from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
 from errandry.core.answer import ALREADY, WRITTEN, Answer, Lost
-from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, RemoveJobs, Settle
+from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, ReleaseOutcome, RemoveJobs, Settle
 from errandry.core.job import Failure
 from errandry.core.state import Reason
 from errandry.errors import ErrandryError, InvalidValue, describe_loss
+from errandry.worker.attempt_log import AttemptLog
 from errandry.worker.handler_call import JobRun
 from errandry.worker.options import WorkerOptions
 
@@ -27,6 +29,7 @@ class Settler:
 
     def __init__(self, app: Errandry, options: WorkerOptions, on_trouble: OnTrouble) -> None:
         self._app, self._options, self._on_trouble = app, options, on_trouble
+        self._attempt_log = AttemptLog(app)
         self._open_count = 0
         self._pending: asyncio.Future[None] | None = None
 
@@ -43,13 +46,18 @@ class Settler:
         The lease is renewed while the store cannot write the outcome.
         """
         self._open_count += 1
-        if outcome is None:
+        run.ended_at = self._app.clock.monotonic()
+        if outcome is None or run.is_released:
+            if run.is_lost:
+                self._attempt_log.write_loss(run, "its lease is lost, another worker may run the job")
             self._finish(run, on_settled)
         else:
             self._send(run, PendingOutcome(run, outcome), on_settled)
 
-    def discard(self, run: JobRun, on_settled: OnSettled) -> None:
+    def discard(self, run: JobRun, why: str, on_settled: OnSettled) -> None:
         """Complete and remove a job whose handler cannot be called."""
+        self._attempt_log.write_discard(run, why)
+        run.is_discarded = True
         self.settle(run, CompleteOutcome(), partial(self._send_removal, on_settled))
 
     def _send_removal(self, on_settled: OnSettled, run: JobRun) -> None:
@@ -65,6 +73,16 @@ class Settler:
             log.warning("cannot remove %s, it stays as completed: %s", run, answer)
             self._report("cannot remove a job that was discarded", run, answer)
         self._finish(run, on_settled)
+
+    async def release_all(self, runs: Sequence[JobRun], timeout: float) -> None:
+        """Release these jobs; what their handlers return later is not written."""
+        for run in runs:
+            run.is_released = True
+        releases = [Settle(run.ref, ReleaseOutcome()) for run in runs]
+        answers = await settle_all(self._app.engine, releases, self._on_trouble, timeout)
+        for run, release, answer in zip(runs, releases, answers, strict=True):
+            if answer in (WRITTEN, ALREADY):
+                self._attempt_log.write(run, release.outcome)
 
     def note(self, run: JobRun) -> None:
         """Write what a run has noted."""
@@ -95,7 +113,10 @@ class Settler:
     def _handle_answer(
         self, run: JobRun, pending: PendingOutcome, on_settled: OnSettled, answer: Answer
     ) -> None:
-        if answer is not WRITTEN and answer is not ALREADY:
+        if answer is WRITTEN or answer is ALREADY:
+            if not run.is_discarded:
+                self._attempt_log.write(run, pending.outcome)
+        elif not run.is_released:
             if pending.should_retry(answer, self._on_trouble, self._redactor_for(run)):
                 run.is_settling = pending.in_doubt  # if it was written, there is no lease to renew or to lose
                 delay = min(RETRY_AFTER, self._options.renewal)
@@ -111,7 +132,7 @@ class Settler:
                     self._report("gave up on an outcome", run, answer)
                 case _:
                     why = describe_loss(answer.cause) if isinstance(answer, Lost) else answer
-                    log.warning("discarding the outcome of %s, it came too late: %s", run, why)
+                    self._attempt_log.write_loss(run, f"it came too late, {why}")
         self._finish(run, on_settled)
 
     def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:

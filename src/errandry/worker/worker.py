@@ -13,14 +13,14 @@ from errandry.api.app import Errandry
 from errandry.api.completion import wait_for_first
 from errandry.api.task import Runner
 from errandry.claims.background import LoopFunction, start_loops
-from errandry.claims.leases import Leases, StopReason, settle_all
+from errandry.claims.leases import Leases, StopReason
 from errandry.claims.presence import CLOSE_TIMEOUT, Presence, new_worker_id
 from errandry.claims.suspect_lock import SuspectLock
 from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
-from errandry.core.command import Beat, ReleaseOutcome, Settle, SlotShare
+from errandry.core.command import Beat, SlotShare
 from errandry.core.job import JobRecord
 from errandry.errors import StoreError
 from errandry.worker.archiver import archive_forever
@@ -204,8 +204,7 @@ class Worker:
             self._slots.release(call)
         for run in remaining:
             self._leases.remove(run)
-        releases = [Settle(run.ref, ReleaseOutcome()) for run in remaining]
-        await settle_all(self.app.engine, releases, self._trouble.report, CLOSE_TIMEOUT)
+        await self._executor.release_all(remaining, CLOSE_TIMEOUT)
 
     def _beat_soon(self) -> None:
         self._presence.report_soon()
