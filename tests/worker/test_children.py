@@ -155,7 +155,11 @@ async def test_invalid_arguments_never_reach_a_child(jobs: Errandry) -> None:
         ("raise", "ValueError", "no \ufffd value"),
         ("leave", "SystemExit", "3"),
         ("retry", "Retry", "not yet"),
-        ("no message", "_ErrorWithoutMessage", "it has no message that could be read"),
+        (
+            "no message",
+            "_ErrorWithoutMessage",
+            "an object of _ErrorWithoutMessage, whose str raises RuntimeError",
+        ),
     ],
 )
 async def test_a_failed_attempt_is_retried(jobs: Errandry, how: str, kind: str, message: str) -> None:

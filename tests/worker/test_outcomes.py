@@ -337,3 +337,37 @@ async def test_an_outcome_whose_reply_was_lost_is_not_reported_as_lost(
                 await store.has_replied.wait()
 
     assert "lost with its lease" not in caplog.text
+
+
+class OddlyNamed(type):
+    """The class of exception classes with an odd name; None is one that cannot be read."""
+
+    def __getattribute__(cls, attribute: str) -> Any:
+        if attribute not in ("__name__", "__qualname__"):
+            return super().__getattribute__(attribute)
+        if cls.shown_name is None:
+            raise RuntimeError("it has no name")
+        return cls.shown_name
+
+
+@pytest.mark.parametrize("name", ["half \ud800 character", "\x1b[2J\0", 5, None], ids=ascii)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_exception_class_with_an_odd_name_fails_its_job_like_any_other(
+    live: Errandry, name: Any, is_async: bool
+) -> None:
+    class Odd(ValueError, metaclass=OddlyNamed):
+        shown_name = name
+
+    async def fail_async() -> None:
+        raise Odd("no luck")
+
+    def fail() -> None:
+        raise Odd("no luck")
+
+    handler: Any = fail_async if is_async else fail
+    job = await live.task(max_attempts=1, name="work")(handler).enqueue()
+    await run_burst(live)
+    [error] = (await live.client.record(job.id)).errors
+
+    assert (error.kind, error.type, error.message) == (Reason.ERROR, "Odd", "no luck")
+    assert "raise Odd" in error.traceback
