@@ -1,5 +1,6 @@
 """The command line as a whole: help, hints, configuration, exit codes, signals, colours."""
 
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from errandry.core.job import NewJob
 from errandry.errors import StoreUnavailable
 from errandry.store.sqlite import file
 from tests.cli.conftest import Cli, Shop
-from tests.cli.shell import COMMAND, Terminal, run_process
+from tests.cli.shell import COMMAND, COMMAND_TIMEOUT, CliResult, Terminal, run_process
 
 
 def test_help_lists_every_command(cli: Cli) -> None:
@@ -329,3 +330,53 @@ def test_commands_are_completed() -> None:
     )
 
     assert done.stdout == "plain,cancel\n"
+
+
+def run_in_shell(redirections: str, *args: str) -> CliResult:
+    """Run the command from a shell, with these redirections."""
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", *COMMAND, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=False)
+    return CliResult(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow(reason="starts a worker in a process of its own")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_worker_runs_with_closed_standard_streams(shop: Shop, closed: str) -> None:
+    job = shop.enqueue()
+
+    done = run_in_shell(closed, "worker", "shop:jobs", "--burst")
+
+    assert (done.code, done.out) == (0, "")
+    assert "Traceback" not in done.err
+    assert shop.call(job.refresh).state == "completed"
+
+
+def test_a_command_that_prints_refuses_a_closed_standard_output(folder: Path) -> None:
+    done = run_in_shell(">&-", "enqueue", "send", "to=ada")
+
+    text = "Error: standard output is closed: open it, or send it to /dev/null\n"
+    assert (done.code, done.err) == (1, text)
+    assert list(folder.glob("*.db")) == []
+
+
+def test_a_command_needs_neither_standard_input_nor_the_error_stream(shop: Shop) -> None:
+    job = shop.enqueue()
+
+    done = run_in_shell("<&- 2>&-", "jobs", "ls")
+
+    assert done.code == 0
+    assert job.id in done.out
+
+
+def test_a_current_folder_that_was_deleted_is_one_clear_line(cli: Cli, folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        done = cli("jobs", "ls")
+    finally:
+        os.chdir(folder)
+
+    text = "Error: the current folder was deleted: change to another one\n"
+    assert (done.code, done.out, done.err) == (1, "", text)

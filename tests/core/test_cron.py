@@ -193,6 +193,7 @@ def test_a_name_equals_its_expression(name: str, text: str) -> None:
         ("0 0 0 1 1 * 2030-2020", "invalid year"),
         ("0 0 0 1 1 * */0", "invalid year"),
         (5, "must be text"),
+        (f"{'1,' * 500}1 * * * *", "has more than 1,000 characters"),
     ],
 )
 def test_an_invalid_expression_is_refused(text: str, why: str) -> None:

@@ -19,6 +19,7 @@ import click
 from errandry import __version__
 from errandry.cli.command import CliGroup
 from errandry.cli.config import load_defaults
+from errandry.cli.standard_streams import ClosedOutput, replace_closed_streams
 from errandry.core.printable import clean
 from errandry.errors import ErrandryError, InvalidValue, QueryError, StoreUnavailable
 
@@ -76,7 +77,11 @@ class Root(CliGroup):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        extra.setdefault("default_map", load_defaults(os.getcwd()))
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError:
+            raise click.ClickException("the current folder was deleted: change to another one") from None
+        extra.setdefault("default_map", load_defaults(folder))
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -88,9 +93,12 @@ def errandry() -> None:
     Every option can also be set in the environment (ERRANDRY_URL, ERRANDRY_WORKER_CONCURRENCY, …) or in
     pyproject.toml under [tool.errandry], with a table for each command.
     """
+    if isinstance(sys.stdout, ClosedOutput) and click.get_current_context().invoked_subcommand != "worker":
+        raise click.ClickException("standard output is closed: open it, or send it to /dev/null")
 
 
 def main() -> None:
+    replace_closed_streams()
     sys.exit(run(sys.argv[1:]))
 
 

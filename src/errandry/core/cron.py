@@ -29,6 +29,8 @@ NAMES = {
     "@hourly": "0 * * * *",
 }
 YEARS = range(1970, 2101)
+TEXT_MAX = 1_000
+"""Maximum number of characters of an expression."""
 _USAGE = (
     "write 5 fields (30 8 * * 1-5 is 8:30 from Monday to Friday), 6 with seconds first, 7 with years last, a "
     'name such as @daily, or an interval such as "every 5 minutes"'
@@ -125,6 +127,8 @@ class Cron(Struct, frozen=True, dict=True):
         """The six fields from seconds to day of week."""
         if not isinstance(self.text, str):
             raise InvalidValue("cron", self.text, f"must be text: {_USAGE}")
+        if len(self.text) > TEXT_MAX:
+            raise InvalidValue("cron", self.text, f"has more than {TEXT_MAX:,} characters: {_USAGE}")
         name = self.text.strip().lower()
         if name.startswith("@") and name not in NAMES:
             raise InvalidValue("cron", self.text, f"there is no such name: write {', '.join(NAMES)}")

@@ -70,6 +70,17 @@ class TestReopening:
             with pytest.raises(InvalidCursor, match="another store"):
                 await other.events(await store.latest_cursor())
 
+    def test_a_relative_path_in_a_deleted_folder_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+
+        with pytest.raises(InvalidValue, match=r"path='jobs\.db': is relative .* which was deleted: give"):
+            SqliteStore("jobs.db")
+
     async def test_open_and_close_may_be_repeated(self, path: Path) -> None:
         store = SqliteStore(path)
         with pytest.raises(StoreClosed, match="not open"):

@@ -62,7 +62,11 @@ class SqliteStore(TableStore):
         durability: Durability | str = Durability.POWER,
     ) -> None:
         super().__init__(clock, limits)
-        self.path = os.path.abspath(path)
+        try:
+            self.path = os.path.abspath(path)
+        except FileNotFoundError:
+            why = "is relative to the current folder, which was deleted: give an absolute path"
+            raise InvalidValue("path", path, why) from None
         if durability not in tuple(Durability):
             raise InvalidValue("durability", durability, f"must be one of {', '.join(Durability)}")
         self.durability = Durability(durability)
