@@ -38,10 +38,15 @@ class AttemptLog:
     def __init__(self, app: Errandry) -> None:
         self._app = app
 
+    def note_end(self, run: JobRun, outcome: Outcome | None) -> None:
+        """Take the time at which an attempt ends, before its outcome is written."""
+        if type(outcome) is not CompleteOutcome or log.isEnabledFor(logging.INFO):
+            run.ended_at = self._app.clock.monotonic()
+
     def write(self, run: JobRun, outcome: Outcome) -> None:
         """Log that an attempt has ended with this outcome, which is written."""
-        if type(outcome) is CompleteOutcome and not log.isEnabledFor(logging.INFO):
-            return  # by far the most frequent one
+        if type(outcome) is CompleteOutcome and (run.ended_at is None or run.is_discarded):
+            return  # most lines are of this kind, and most workers that are busy do not log them
         now = self._app.clock.time()
         after = _job_after(run, outcome, now)
         if after.state is FAILED:

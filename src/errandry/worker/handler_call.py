@@ -30,7 +30,6 @@ class JobRun:
     """
 
     is_released = is_discarded = False
-    ended_at: float | None = None
     call: "HandlerCall"
 
     def __init__(
@@ -43,6 +42,7 @@ class JobRun:
         self.renew_until: float | None = None
         self.stop_reason: StopReason | None = None
         self.is_lost = self.is_settling = False
+        self.ended_at: float | None = None
         self.loop = loop
         self._sink = sink
         self._lock = Lock()
@@ -109,7 +109,6 @@ class HandlerCall:
     handler was called. `logged_traceback`: what the log has of its jobs.
     """
 
-    begun_at: float | None = None
     logged_traceback = ""
     handler: asyncio.Task[None] | None = None
     on_stop: Callable[[list[JobRun]], None] | None = None
@@ -120,6 +119,7 @@ class HandlerCall:
         self.runs, self.size, self.runner, self.loop = [run], size, runner, run.loop
         self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
+        self.begun_at: float | None = None
         run.call = self
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ class Settler:
         The lease is renewed while the store cannot write the outcome.
         """
         self._open_count += 1
-        run.ended_at = self._app.clock.monotonic()
+        self._attempt_log.note_end(run, outcome)
         if outcome is None or run.is_released:
             if run.is_lost:
                 self._attempt_log.write_loss(run, "its lease is lost, another worker may run the job")
@@ -114,8 +114,7 @@ class Settler:
         self, run: JobRun, pending: PendingOutcome, on_settled: OnSettled, answer: Answer
     ) -> None:
         if answer is WRITTEN or answer is ALREADY:
-            if not run.is_discarded:
-                self._attempt_log.write(run, pending.outcome)
+            self._attempt_log.write(run, pending.outcome)
         elif not run.is_released:
             if pending.should_retry(answer, self._on_trouble, self._redactor_for(run)):
                 run.is_settling = pending.in_doubt  # if it was written, there is no lease to renew or to lose
