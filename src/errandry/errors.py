@@ -38,6 +38,7 @@ Each keeps its arguments as attributes and can be pickled. Messages name the thi
 would be right.
 """
 
+from datetime import datetime, timedelta
 from typing import Any
 
 
@@ -54,6 +55,12 @@ class InvalidValue(ErrandryError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.name}={short_repr(self.value)}: {self.why}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it with the text of a value that may not be picklable, such as a function."""
+        value = self.value if _is_plain(self.value) else ValueText(short_repr(self.value))
+        args = tuple(value if arg is self.value else arg for arg in self.args)
+        return type(self), args, vars(self) | {"value": value}
 
 
 class TooLarge(InvalidValue):
@@ -381,12 +388,38 @@ class ObjectOf(str):
         return f"an object of type {self}"
 
 
+class ValueText(str):
+    """The text of a value, in place of the value: its repr is the text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_PLAIN_TYPES = (str, ObjectOf, ValueText, int, float, bool, type(None), bytes, timedelta, datetime)
+_PLAIN_DEPTH_MAX = 20
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether this is made only of values that can be pickled and that any program can read."""
+    if type(value) in _PLAIN_TYPES:
+        return True
+    if depth > _PLAIN_DEPTH_MAX:
+        return False
+    if type(value) is dict:
+        return all(_is_plain(part, depth + 1) for pair in value.items() for part in pair)
+    return type(value) in (tuple, list, set) and all(_is_plain(part, depth + 1) for part in value)
+
+
 SHORT_REPR_MAX = 60
 """Maximum number of characters of a value in a message."""
 
 
 def short_repr(value: Any, bound: int = SHORT_REPR_MAX) -> str:
     """`value` for a message: its repr, shortened to about `bound` characters."""
+    if isinstance(value, ValueText):
+        return str(value)
     if isinstance(value, int) and value.bit_length() > 4_096:
         return f"a whole number of {value.bit_length():,} bits"
     if isinstance(value, str | bytes) and len(value) > bound:

@@ -3,7 +3,9 @@
 import copy
 import inspect
 import pickle
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -62,6 +64,27 @@ def test_an_error_survives_pickling_and_copying(kind: type[ErrandryError]) -> No
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(other) is kind
         assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+SELF_CONTAINING: list[Any] = []
+SELF_CONTAINING.append(SELF_CONTAINING)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [lambda: 0, threading.Lock(), {"handler": [print, open]}, SELF_CONTAINING],
+    ids=["function", "lock", "nested", "endless"],
+)
+def test_an_invalid_value_that_cannot_be_pickled_is_replaced_by_its_text(value: object) -> None:
+    error = errors.InvalidValue("handler", value, "must be a name")
+    error.add_note("see the guide")
+
+    other = pickle.loads(pickle.dumps(error))
+
+    assert type(other) is errors.InvalidValue
+    assert (str(other), other.name, other.why) == (str(error), "handler", "must be a name")
+    assert (repr(other.value), other.__notes__) == (errors.short_repr(value), ["see the guide"])
+    assert str(pickle.loads(pickle.dumps(other))) == str(error)
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(tree()), ids=lambda kind: kind.__name__)
