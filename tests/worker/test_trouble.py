@@ -7,7 +7,7 @@ import pytest
 
 from errandry import Errandry, Event, Worker
 from errandry.claims import trouble
-from errandry.claims.trouble import QUIET_AFTER, UNSTORED_MAX, TroubleReporter
+from errandry.claims.trouble import KNOWN_MAX, QUIET_AFTER, UNSTORED_MAX, TroubleReporter
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.event import EventKind, EventRecord
@@ -53,6 +53,36 @@ async def test_the_same_trouble_is_reported_again_only_after_a_quiet_time(
         "worker w: cannot claim: StoreUnavailable: store: away",
         "worker w: cannot claim: StoreUnavailable: store: away again",
     ]
+
+
+async def test_a_bounded_number_of_different_errors_is_remembered(
+    jobs: Errandry,
+) -> None:
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
+    texts = listen(reporter)
+    for number in range(3 * KNOWN_MAX):
+        reporter.report(f"worker {number} has died")
+    assert len(texts) == 3 * KNOWN_MAX
+
+    reporter.report(f"worker {2 * KNOWN_MAX} has died")
+    reporter.report("worker 0 has died")
+
+    assert texts[3 * KNOWN_MAX :] == ["worker w: worker 0 has died"]
+
+
+async def test_an_error_that_goes_on_is_remembered_longer_than_an_older_one(
+    jobs: Errandry, clock: FakeClock
+) -> None:
+    reporter = TroubleReporter(jobs.engine, jobs.clock, "w")
+    texts = listen(reporter)
+    for what in ("lasting", "single", "lasting"):
+        reporter.report(what)
+        clock.advance(QUIET_AFTER / 2 - 1)
+    clock.advance(3)
+    reporter.report("single")
+    reporter.report("lasting")
+
+    assert texts == [f"worker w: {what}" for what in ("lasting", "single", "single")]
 
 
 async def test_other_trouble_and_other_errors_are_reported_meanwhile(jobs: Errandry) -> None:

@@ -20,6 +20,8 @@ log = logging.getLogger("errandry.worker")
 
 QUIET_AFTER = 60.0
 """Seconds that an error must be absent before it is reported again."""
+KNOWN_MAX = 1_000
+"""Maximum number of different errors to remember."""
 RETRY_AFTER = 1.0
 """Seconds before reports that the store could not write are sent again."""
 UNSTORED_MAX = REPORT_MAX - 1
@@ -90,12 +92,13 @@ class TroubleReporter:
         self._changes.increment()
 
     def _is_new(self, trouble: tuple[str, str]) -> bool:
-        now = self._clock.monotonic()
-        self._last_seen = {
-            known: seen_at for known, seen_at in self._last_seen.items() if now < seen_at + QUIET_AFTER
-        }
-        is_new = trouble not in self._last_seen
-        self._last_seen[trouble] = now
+        now, last_seen = self._clock.monotonic(), self._last_seen
+        while last_seen and (last_seen[first := next(iter(last_seen))] + QUIET_AFTER <= now):
+            del last_seen[first]  # the one seen least recently
+        is_new = last_seen.pop(trouble, None) is None
+        if len(last_seen) >= KNOWN_MAX:
+            del last_seen[next(iter(last_seen))]
+        last_seen[trouble] = now
         return is_new
 
     async def store_forever(self) -> None:
