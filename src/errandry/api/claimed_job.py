@@ -319,8 +319,8 @@ class ClaimedJob:
         self._is_settled = answer in (WRITTEN, ALREADY)
         if not self._is_settled:
             self._settled_by = None
-        self._claim.is_settling = False
         self._claim.end()
+        self._claim.is_settling = False
 
     async def _settle(self, outcome: Outcome) -> None:
         """Write an outcome. If the caller is canceled meanwhile, it is written all the same."""
@@ -344,11 +344,10 @@ class ClaimedJob:
             self._check_held(await self._send_outcome(PendingOutcome(self._claim, redacted)))
         except BaseException:
             self._settled_by = None
-            raise
-        finally:
             self._claim.is_settling = False
+            raise
         self._is_settled = True
-        self._claim.end()
+        self._claim.end()  # it stays `is_settling`: a renewal must not find it and report its lease as lost
 
     async def _send_outcome(self, pending: PendingOutcome) -> Answer:
         """Send an outcome until the store answers, or until the lease, which is not renewed, ends."""

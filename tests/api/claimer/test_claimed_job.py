@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from errandry import Cancel, Errandry, Fail, Retry, Snooze, State
+from errandry import Cancel, ClaimedJob, Errandry, Fail, Retry, Snooze, State
+from errandry.claims.open_claim import OpenClaim
+from errandry.core.answer import Claims
+from errandry.core.command import Claim
 from errandry.core.job import Progress
 from errandry.core.state import Reason
 from errandry.errors import AlreadySettled, InvalidValue
@@ -384,3 +387,22 @@ async def test_an_exception_that_ends_the_claimers_block_releases_several_jobs(j
 
     records = [await jobs.client.record(job.id) for job in enqueued]
     assert {(record.state, record.attempts, record.errors) for record in records} == {(State.WAITING, 0, ())}
+
+
+@pytest.mark.parametrize("settle", [ClaimedJob.complete, ClaimedJob.release])
+async def test_a_settled_claim_is_not_renewed_before_it_is_forgotten(
+    memory_jobs: Errandry, clock: FakeClock, settle: Verb
+) -> None:
+    """The leases are renewed on another thread: it would find the lease lost, and log a false warning."""
+    await memory_jobs.enqueue("send")
+    claimed = await memory_jobs.engine.submit(Claim(worker="w", nonce="n", start=True, lease=30.0))
+    assert isinstance(claimed, Claims)
+    needs_renewal = list[bool]()
+
+    def note_end(claim: OpenClaim) -> None:
+        needs_renewal.append(claim.needs_renewal(clock.monotonic()))
+
+    claim = OpenClaim(claimed.jobs[0], clock, 30.0, clock.monotonic(), True, note_end)
+    await settle(ClaimedJob(memory_jobs, claim))
+
+    assert needs_renewal == [False]
