@@ -13,6 +13,7 @@ from errandry.core.command import Claim, Insert
 from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.testing import FakeClock
+from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import run_burst, running_worker, wait_for_state
 from tests.worker.gate import NO_BACKOFF, Gate
 
@@ -311,3 +312,21 @@ async def test_the_lines_do_not_go_to_the_log_of_the_job(live: Errandry) -> None
     await run_burst(live)
 
     assert (await live.client.record(job.id)).logs == ()
+
+
+async def test_a_filter_that_raises_keeps_no_job_open(live: Errandry) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        if hasattr(record, "outcome"):
+            raise RuntimeError("no such lines")
+        return True
+
+    job = await live.task(complete).enqueue()
+    logger = logging.getLogger("errandry.worker")
+    logger.addFilter(refuse)
+    try:
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            await run_burst(live)  # ends when no job is open
+    finally:
+        logger.removeFilter(refuse)
+
+    assert (await job.refresh()).state is State.COMPLETED

@@ -48,17 +48,17 @@ class Settler:
         self._open_count += 1
         self._attempt_log.note_end(run, outcome)
         if outcome is None or run.is_released:
+            self._finish(run, on_settled)
             if run.is_lost:
                 self._attempt_log.write_loss(run, "its lease is lost, another worker may run the job")
-            self._finish(run, on_settled)
         else:
             self._send(run, PendingOutcome(run, outcome), on_settled)
 
     def discard(self, run: JobRun, why: str, on_settled: OnSettled) -> None:
         """Complete and remove a job whose handler cannot be called."""
-        self._attempt_log.write_discard(run, why)
         run.is_discarded = True
         self.settle(run, CompleteOutcome(), partial(self._send_removal, on_settled))
+        self._attempt_log.write_discard(run, why)
 
     def _send_removal(self, on_settled: OnSettled, run: JobRun) -> None:
         self._open_count += 1
@@ -113,26 +113,33 @@ class Settler:
     def _handle_answer(
         self, run: JobRun, pending: PendingOutcome, on_settled: OnSettled, answer: Answer
     ) -> None:
-        if answer is WRITTEN or answer is ALREADY:
-            self._attempt_log.write(run, pending.outcome)
-        elif not run.is_released:
+        is_written = answer is WRITTEN or answer is ALREADY
+        if not is_written and not run.is_released:
             if pending.should_retry(answer, self._on_trouble, self._redactor_for(run)):
                 run.is_settling = pending.in_doubt  # if it was written, there is no lease to renew or to lose
                 delay = min(RETRY_AFTER, self._options.renewal)
                 run.loop.call_later(delay, self._send, run, pending, on_settled)
                 return
-            match answer:
-                case InvalidValue() if isinstance(pending.outcome, CompleteOutcome):  # of its result
-                    failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))
-                    self._send(run, PendingOutcome(run, FailOutcome(failure)), on_settled)
-                    return
-                case ErrandryError():
-                    log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
-                    self._report("gave up on an outcome", run, answer)
-                case _:
-                    why = describe_loss(answer.cause) if isinstance(answer, Lost) else answer
-                    self._attempt_log.write_loss(run, f"it came too late, {why}")
-        self._finish(run, on_settled)
+            if isinstance(answer, InvalidValue) and isinstance(pending.outcome, CompleteOutcome):
+                failure = Failure(Reason.UNRECOVERABLE, type(answer).__name__, str(answer))  # of its result
+                self._send(run, PendingOutcome(run, FailOutcome(failure)), on_settled)
+                return
+        try:
+            if is_written:
+                self._attempt_log.write(run, pending.outcome)
+            elif not run.is_released:
+                self._log_unwritten(run, answer)
+        finally:  # a filter of the program's logging may raise
+            self._finish(run, on_settled)
+
+    def _log_unwritten(self, run: JobRun, answer: Answer) -> None:
+        """Log and report that the outcome of a run is given up."""
+        if isinstance(answer, ErrandryError):
+            log.error("%s: giving up on its outcome, which could not be written: %s", run, answer)
+            self._report("gave up on an outcome", run, answer)
+        else:
+            why = describe_loss(answer.cause) if isinstance(answer, Lost) else answer
+            self._attempt_log.write_loss(run, f"it came too late, {why}")
 
     def _report(self, what: str, run: JobRun, error: ErrandryError) -> None:
         self._on_trouble(what, error, self._redactor_for(run))
