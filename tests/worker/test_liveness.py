@@ -20,7 +20,7 @@ from tests.run_worker import running_worker
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the lock files, for this test alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return Path(liveness._lock_folder())
+    return Path(liveness.lock_folder())
 
 
 def dead_file(folder: Path, age: float) -> Path:

@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from errandry.claims.liveness import remove_stale_lock_files
 from errandry.claims.suspect_lock import SuspectLock
 from errandry.claims.suspect_turns import LAST_PAUSE, LOCKED_PAUSE, SuspectTurns
 from errandry.core.answer import Claims, Lost, Renewed
@@ -440,3 +441,24 @@ def test_a_lock_that_cannot_be_made_holds_up_no_worker(
     assert locks[0].try_take(alone=True)
     assert locks[1].try_take(alone=True)
     assert "cannot lock a file of this host" in caplog.text
+
+
+def test_the_files_of_a_store_that_is_no_longer_used_are_removed(
+    locks: list[SuspectLock], tmp_path: Path
+) -> None:
+    first, second, _ = locks
+    assert first.try_take(alone=False)
+    for file in tmp_path.rglob("*.suspects"):
+        os.utime(file, (0, 0))
+    remove_stale_lock_files()
+    [held] = tmp_path.rglob("*.suspects")
+    assert not second.try_take(alone=True)  # the lock is held still
+
+    second.release()
+    first.release()
+    for file in tmp_path.rglob("*.suspects"):
+        os.utime(file, (0, 0))
+    remove_stale_lock_files()
+
+    assert "turn" in held.name
+    assert list(tmp_path.rglob("*.suspects")) == []

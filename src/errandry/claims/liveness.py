@@ -16,8 +16,10 @@ from contextlib import contextmanager, suppress
 log = logging.getLogger("errandry.worker")
 
 SUFFIX = ".alive"
+SUSPECTS_SUFFIX = ".suspects"
+"""Ends the names of the files by which workers take turns with suspects, see `SuspectLock`."""
 STALE_AFTER = 86_400.0
-"""Seconds after the last heartbeat before a free file is removed by workers of other stores."""
+"""Seconds after the last use of a free file before workers of other stores remove it."""
 LOCK_TRIES = 5
 """Maximum number of new files that a worker tries to lock."""
 
@@ -84,16 +86,17 @@ def remove_lock_file(path: str) -> bool:
 
 
 def remove_stale_lock_files() -> None:
-    """Remove the files of dead workers that no upkeep has removed, as their store is no longer in use.
+    """Remove files of stores that are no longer in use.
 
-    A file is the proof of a death for the other workers of its store. So it is removed only a day after the
-    last heartbeat.
+    The file of a dead worker is the proof of its death for the other workers of its store. So it is removed
+    only a day after the last heartbeat.
     """
     with suppress(OSError), os.scandir(lock_folder()) as entries:
         stale_before = time.time() - STALE_AFTER
         for entry in entries:
             with suppress(OSError):
-                if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_mtime < stale_before:
+                is_ours = entry.name.endswith((SUFFIX, SUSPECTS_SUFFIX))
+                if is_ours and entry.stat(follow_symlinks=False).st_mtime < stale_before:
                     remove_lock_file(entry.path)
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from errandry.claims.liveness import lock_folder
+from errandry.claims.liveness import SUSPECTS_SUFFIX, lock_folder
 
 log = logging.getLogger("errandry.worker")
 
@@ -58,15 +58,18 @@ class SuspectLock:
         return self._held >= 0
 
     def _try_lock(self, kind: str, mode: int) -> int:
-        """The descriptor of the locked file; -1 if another worker holds the lock."""
-        path = os.path.join(lock_folder(), f"{self._identity()}.suspect-{kind}")
+        """The descriptor of the locked file; -1 if another worker holds the lock, or has removed the file."""
+        path = os.path.join(lock_folder(), f"{self._identity()}-{kind}{SUSPECTS_SUFFIX}")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                os.utime(descriptor)  # see `remove_stale_lock_files`
+                return descriptor
         except BlockingIOError:
-            os.close(descriptor)
-            return -1
+            pass  # another worker has it
         except OSError:
             os.close(descriptor)
             raise
-        return descriptor
+        os.close(descriptor)
+        return -1
