@@ -287,6 +287,7 @@ class Chance:
             SnoozeOutcome(self.of(0, 5.0, 60.0), self.of(None, None, *STEPS)),
             WaitOutcome(self.of(*STEPS), self.of(0, 5.0, 60.0, 4_000.0)),
             ReleaseOutcome(self.of(0, 0, 15.0), self.of(*reasons)),
+            ReleaseOutcome(crashed=True),
             GiveUpOutcome(self.of(None, self.failure())),
         )
         return self.of(*outcomes)

@@ -325,6 +325,8 @@ def a_settle_obeys_cancel_attempts_and_start(pass_: Pass) -> None:
             assert (after.attempts, after.worker) == (before.attempts, None)
             assert after.state in (State.SCHEDULED, State.WAITING), (command, after)
             assert after.errors[-1].attempt == before.attempts
+        case ReleaseOutcome(crashed=True) if before.state is State.RUNNING and after is not None:
+            assert (after.attempts, after.crashes) == (before.attempts, before.crashes + 1), (command, after)
         case SnoozeOutcome() | ReleaseOutcome() | AwaitOutcome() | WaitOutcome() if (
             after is not None and not after.finished
         ):

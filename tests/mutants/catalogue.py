@@ -44,6 +44,7 @@ MUTANTS = [
         "attempts_of_expiry", "a job whose worker was lost continues after its last attempt", leave_out(0)
     ),
     Mutant("crash_cap", "a job may crash any number of workers", leave_out(1)),
+    Mutant("cap_of_crashed_release", "a job may end any number of workers in good order", NEVER),
     Mutant("release_cap", "a job may be released any number of times", NEVER),
     Mutant("old_place", "a job that waits again gets the place of its insert", ALWAYS),
     Mutant("same_place", "two jobs get the same place", otherwise("2**40")),

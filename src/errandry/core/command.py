@@ -96,15 +96,18 @@ class ReleaseOutcome(Struct, frozen=True, gc=False, tag="release"):
     """Give the job back, for another worker; this attempt does not count.
 
     A job that is released too often fails with `reason`: `worker_lost` (its workers kept stopping) or
-    `no_handler`.
+    `no_handler`. `crashed`: its worker ends although nothing stopped it, which the job may have caused; if it
+    runs, that counts like the death of the worker.
     """
 
     move: ClassVar[Move] = Move.RELEASE
     delay: float = 0.0
     reason: Reason = Reason.WORKER_LOST
+    crashed: bool = False
 
     def __post_init__(self) -> None:
         check.span("delay", self.delay)
+        check.flag("crashed", self.crashed)
 
 
 class GiveUpOutcome(Struct, frozen=True, gc=False, tag="give_up"):

@@ -57,6 +57,7 @@ from errandry.core.worker_loss import WorkerLoss
 from errandry.errors import InvalidMove
 
 _KEEP = Keep()
+_WORKER_ENDED = Failure(Reason.WORKER_LOST, "WorkerLost", "the worker ended although nothing had stopped it")
 
 
 def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int = 0) -> JobRecord:
@@ -200,8 +201,8 @@ def settled(job: JobRecord, outcome: Outcome, now: float) -> JobRecord:
             return _retried(job, outcome, now)
         case SnoozeOutcome() | WaitOutcome():
             return _snoozed(job, outcome, now)
-        case ReleaseOutcome(delay=delay, reason=reason):
-            return _released(job, outcome.move, now, delay, reason, outcome.move)
+        case ReleaseOutcome():
+            return _released_by_worker(job, outcome, now)
         case AwaitOutcome():
             return _blocked(job, outcome.move, now)
         case GiveUpOutcome():
@@ -474,6 +475,21 @@ def _released(
     return _requeued(
         job, move, now, delay, attempts=_attempts_given_back(job), releases=releases, settled=settled_by
     )
+
+
+def _released_by_worker(job: JobRecord, outcome: ReleaseOutcome, now: float) -> JobRecord:
+    if outcome.crashed and job.state is RUNNING:
+        return _crashed(job, outcome.move, now)
+    return _released(job, outcome.move, now, outcome.delay, outcome.reason, outcome.move)
+
+
+def _crashed(job: JobRecord, move: Move, now: float) -> JobRecord:
+    """Released by a worker that ends unasked: the attempt is spent, as if the worker had been killed."""
+    crashes, errors = job.crashes + 1, _with_error(job, _WORKER_ENDED, now)
+    if job.attempts >= job.max_attempts or crashes >= job.max_crashes:  # guard: cap_of_crashed_release
+        reason = Reason.WORKER_LOST
+        return _finished(job, move, now, FAILED, reason=reason, errors=errors, crashes=crashes, settled=move)
+    return _requeued(job, move, now, 0.0, errors=errors, crashes=crashes, settled=move)
 
 
 def _failed(job: JobRecord, move: Move, now: float, failure: Failure) -> JobRecord:

@@ -185,7 +185,11 @@ TABLE: Mapping[Move, Transition] = {
     Move.RELEASE: Transition(
         _all(WAITING, CLAIMED, RUNNING),
         Actor.WORKER,
-        {SCHEDULED: "with a delay", FAILED: _RELEASED_TOO_OFTEN, **_CANCEL_WINS},
+        {
+            SCHEDULED: "with a delay",
+            FAILED: f"{_RELEASED_TOO_OFTEN} or, if its worker ends unasked, at the limits of expire",
+            **_CANCEL_WINS,
+        },
         fenced=True,
     ),
     Move.GIVE_UP: Transition(_all(CANCELED, CLAIMED, RUNNING), Actor.WORKER, fenced=True),

@@ -181,6 +181,44 @@ class SettledOutcomes:
         after = await requests.current_job(store, job)
         assert (after.state, after.reason, after.releases) == (State.FAILED, reason, 21)
 
+    async def test_a_release_by_a_worker_that_ends_unasked_spends_the_attempt_and_counts_a_crash(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.running(max_attempts=2)
+        await requests.settle(store, job, ReleaseOutcome(crashed=True))
+
+        after = await requests.current_job(store, job)
+        assert (after.state, after.attempts, after.crashes, after.releases) == (State.WAITING, 1, 1, 0)
+        assert (after.worker, after.lease_until) == (None, None)
+        assert [error.kind for error in after.errors] == [Reason.WORKER_LOST]
+
+    @pytest.mark.parametrize(
+        ("max_attempts", "max_crashes", "runs"), [(9, 2, 2), (2, 9, 2)], ids=["crashes", "attempts"]
+    )
+    async def test_a_job_that_ends_its_workers_fails_at_its_limits(
+        self, store: Store, given: Given, max_attempts: int, max_crashes: int, runs: int
+    ) -> None:
+        job = await given.running(max_attempts=max_attempts, max_crashes=max_crashes)
+        for number in range(runs - 1):
+            release = Settle(ref(job), ReleaseOutcome(crashed=True))
+            _, answer = await store.commit([release, Claim(worker="w", nonce=f"{number}")])
+            assert isinstance(answer, Claims)
+            [job] = answer.jobs
+        assert await requests.settle(store, job, ReleaseOutcome(crashed=True)) is WRITTEN
+
+        assert await requests.settle(store, job, ReleaseOutcome(crashed=True)) is ALREADY
+        after = await requests.current_job(store, job)
+        assert (after.state, after.reason, after.crashes) == (State.FAILED, Reason.WORKER_LOST, runs)
+
+    async def test_a_job_that_has_not_started_is_not_to_blame_for_the_end_of_its_worker(
+        self, store: Store, given: Given
+    ) -> None:
+        job = await given.claimed(max_attempts=1)
+        await requests.settle(store, job, ReleaseOutcome(crashed=True))
+
+        after = await requests.current_job(store, job)
+        assert (after.state, after.attempts, after.crashes, after.errors) == (State.WAITING, 0, 0, ())
+
     @pytest.mark.parametrize("state", [State.CLAIMED, State.RUNNING])
     async def test_a_job_given_up_is_canceled(self, store: Store, given: Given, state: State) -> None:
         job = await given.in_state(state)
