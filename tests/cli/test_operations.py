@@ -326,6 +326,19 @@ class TestWorkers:
         assert "1 worker died or sent no heartbeat: mine" in cli("doctor").out
         assert "That worker is dead" in cli("why", job.id).out
 
+    def test_a_blocked_worker_is_listed_with_what_blocks_it(self, cli: Cli, shop: Shop) -> None:
+        beat = Beat(worker="mine", concurrency=1, blocked_by="task report (job 7)")
+        shop.call(shop.jobs.engine.submit, beat)
+
+        listed = cli("workers", "ls")
+
+        assert "mine    blocked" in listed.out
+        assert "The event loop of mine is blocked by task report (job 7)." in listed.err
+        assert cli("workers", "ls", "--json").data[0]["blocked_by"] == "task report (job 7)"
+        doctor = cli("doctor")
+        assert "mine claims nothing while its event loop is blocked by task report (job 7)" in doctor.out
+        assert doctor.code == 1
+
     def test_an_empty_list_prints_a_message(self, cli: Cli, shop: Shop) -> None:
         shop.call(shop.jobs.open)
 

@@ -276,6 +276,38 @@ CASES: list[tuple[str, Why, list[str], str]] = [
         "All slots of the workers that could run it are taken: w-1 10 of 10.",
     ),
     (
+        "blocked",
+        explained(WAITING, worker_info(replace(FREE, blocked_by="task report (job 7)"))),
+        ["workers_blocked"],
+        "Workers with a blocked event loop claim nothing: w-1 by task report (job 7).",
+    ),
+    (
+        "one blocked, one busy",
+        explained(
+            WAITING,
+            worker_info(),
+            worker_info(replace(FREE, worker="w-2", blocked_by="something")),
+            held=running(10),
+        ),
+        ["workers_blocked", "workers_busy"],
+        "nothing: w-2 by something. All slots of the workers that could run it are taken: w-1 10 of 10.",
+    ),
+    (
+        "one blocked, one free",
+        explained(WAITING, worker_info(), worker_info(replace(FREE, worker="w-2", blocked_by="something"))),
+        ["any_moment"],
+        "a worker should claim it at any moment",
+    ),
+    (
+        "running beside a handler that blocks",
+        explained(
+            job(state=State.RUNNING, worker="w-1", lease_until=NOW + 2),
+            worker_info(replace(FREE, blocked_by="task report (job 7)")),
+        ),
+        ["running", "workers_blocked"],
+        "The event loop of this worker is blocked by task report (job 7): async handlers wait.",
+    ),
+    (
         "reserved slots taken",
         explained(WAITING, worker_info(replace(FREE, shares=(SlotShare(("send",), 2),))), held=running(2)),
         ["workers_busy"],

@@ -3,6 +3,7 @@
     python -m tests.faults.program work '{"lease": 1.5}'
     python -m tests.faults.program claim '{"lease": 1.5}'
     python -m tests.faults.program produce '{"seed": 1}'
+    python -m tests.faults.program embed '{"ending": "return"}'
 
 `ERRANDRY_URL` is the address of the store, `JOURNAL` the path of the journal. `CLOCK_STEP`, if set, is a file
 with the number of seconds by which the wall clock is wrong; the file may change at any time.
@@ -138,6 +139,37 @@ async def work(options: dict[str, Any]) -> None:
         await Worker(app, WorkerOptions(**options)).run(signals=True)
 
 
+async def embed(options: dict[str, Any]) -> None:
+    """Run a worker beside a main program, which ends at SIGTERM without stopping it."""
+    end, ending = asyncio.Event(), options.pop("ending")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    if ending == "open":  # the app is never closed
+        app = journaled_app()
+        await app.open()
+        tasks = [asyncio.create_task(app.run_worker(**options))]
+        await end.wait()
+        return
+    async with journaled_app() as app:
+        tasks = [asyncio.create_task(app.run_worker(**options))]
+        if ending == "background":
+            tasks.append(asyncio.create_task(_exit_at(end)))
+            await asyncio.Event().wait()
+        await end.wait()
+        if ending == "exit":
+            sys.exit(3)
+        if ending == "error":
+            raise RuntimeError("the main program has failed")
+
+
+async def _exit_at(end: asyncio.Event) -> None:
+    await end.wait()
+    sys.exit(3)
+
+
+ENDINGS = ("return", "open", "exit", "error", "background")
+"""How `embed` may end."""
+
+
 async def claim(options: dict[str, Any]) -> None:
     """Claim jobs and settle them by hand until SIGTERM."""
     stop = asyncio.Event()
@@ -189,4 +221,5 @@ async def produce(options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     programs = {"work": work, "claim": claim, "cancelable": claim_until_canceled, "produce": produce}
+    programs["embed"] = embed
     event_loop.run(programs[sys.argv[1]](json.loads(sys.argv[2])))

@@ -1,10 +1,15 @@
 """What a stopping worker does with its jobs."""
 
 import asyncio
+import logging
 import subprocess
 import sys
+from pathlib import Path
 
-from errandry import Errandry, State
+import pytest
+
+from errandry import Errandry, State, Worker, WorkerOptions
+from errandry.core.state import Reason
 from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import running_worker, wait_for_state
 from tests.worker.gate import Gate
@@ -95,3 +100,112 @@ def test_a_signal_after_the_worker_has_stopped_by_one_does_not_interrupt_the_pro
     )
 
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+
+
+def cancel_all_tasks() -> None:
+    """What `asyncio.run` does when its program ends."""
+    test = asyncio.current_task()
+    for task in asyncio.all_tasks():
+        if task is not test:
+            task.cancel()
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+async def test_jobs_whose_handlers_are_canceled_together_with_their_worker(
+    live: Errandry, gate: Gate, is_program: bool
+) -> None:
+    """They are released without cost; if the program is the worker, a handler may have ended it."""
+
+    @live.task(max_attempts=2)
+    async def work() -> None:
+        await gate.pass_through()
+
+    job = await work.enqueue()
+    working = asyncio.create_task(Worker(live).run(is_program=is_program))
+    await gate.begun.wait()
+    cancel_all_tasks()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+    record = await live.client.record(job.id)
+    assert record.state is State.WAITING
+    if is_program:
+        assert (record.attempts, record.releases, record.crashes) == (1, 0, 1)
+        assert [error.kind for error in record.errors] == [Reason.WORKER_LOST]
+    else:
+        assert (record.attempts, record.releases, record.crashes, record.errors) == (0, 1, 0, ())
+
+
+async def test_a_handler_that_cancels_all_tasks_is_released_with_its_worker(live: Errandry) -> None:
+    @live.task(max_attempts=1)
+    async def work() -> None:
+        for task in asyncio.all_tasks():
+            if task is not test:
+                task.cancel()
+        await asyncio.Event().wait()
+
+    test, job = asyncio.current_task(), await work.enqueue()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(Worker(live).run())
+
+    record = await live.client.record(job.id)
+    assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
+
+
+async def test_a_cancel_while_the_worker_drains_ends_the_grace(
+    live: Errandry, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "errandry.worker")
+
+    @live.task(max_attempts=1)
+    async def work() -> None:
+        await gate.pass_through()
+
+    job, worker = await work.enqueue(), Worker(live, WorkerOptions(grace=3_600.0))
+    working = asyncio.create_task(worker.run())
+    await gate.begun.wait()
+    worker.stop()
+    async with asyncio.timeout(WAIT_TIMEOUT):
+        while "handlers may finish" not in caplog.text:  # noqa: ASYNC110 - a log line sets no event
+            await asyncio.sleep(0.001)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+    record = await live.client.record(job.id)
+    assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
+
+
+async def test_closing_the_app_ends_its_worker_first(tmp_path: Path, gate: Gate) -> None:
+    jobs = Errandry(f"sqlite:////{tmp_path}/jobs.db")
+
+    @jobs.task(max_attempts=1)
+    async def work() -> None:
+        await gate.pass_through()
+
+    async with jobs:
+        job = await work.enqueue()
+        working = asyncio.create_task(jobs.run_worker())
+        await gate.begun.wait()
+
+    await working
+    async with jobs:
+        record = await jobs.client.record(job.id)
+    assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
+
+
+async def test_a_handler_may_close_its_app(tmp_path: Path) -> None:
+    jobs = Errandry(f"sqlite:////{tmp_path}/jobs.db")
+
+    @jobs.task(max_attempts=1)
+    async def work() -> None:
+        await jobs.close()
+
+    await jobs.open()
+    job = await work.enqueue()
+    await jobs.run_worker()
+    await jobs.close()
+
+    async with jobs:
+        record = await jobs.client.record(job.id)
+    assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)

@@ -171,3 +171,111 @@ async def test_a_cancel_request_wins_over_what_the_handler_returns(live: Errandr
         assert (await job.wait(30)).state is State.CANCELED
 
     assert job.record.result == '"finished all the same"'
+
+
+async def test_what_a_thread_returns_after_a_cancel_is_kept(live: Errandry) -> None:
+    begun = threading.Event()
+
+    @live.task
+    def work(ctx: JobContext) -> str:
+        begun.set()
+        return "stopped early" if ctx.sleep_or_stop(WAIT_TIMEOUT) else "done"
+
+    job = await work.enqueue()
+    async with running_worker(live):
+        assert await asyncio.to_thread(begun.wait, WAIT_TIMEOUT)
+        await live.cancel(job.id)
+        assert (await job.wait(30)).state is State.CANCELED
+
+    assert job.record.result == '"stopped early"'
+
+
+async def test_an_async_handler_that_ignores_its_timeout_loses_its_slot_after_the_grace(
+    live: Errandry,
+) -> None:
+    released, returned = asyncio.Event(), asyncio.Event()
+
+    @live.task(timeout=0.02, max_attempts=1)
+    async def stubborn(ctx: JobContext) -> str:
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+        ctx.progress(1.0, "too late")
+        returned.set()
+        return "too late"
+
+    @live.task
+    async def quick() -> str:
+        return "in time"
+
+    first, second = await stubborn.enqueue(), await quick.enqueue()
+    async with running_worker(live, concurrency=1, grace=0.02):
+        assert await second.result(30) == "in time"
+        record = (await first.wait(30)).record
+        released.set()
+        await asyncio.wait_for(returned.wait(), WAIT_TIMEOUT)
+
+    assert (record.state, record.reason, record.crashes) == (State.FAILED, Reason.TIMEOUT, 0)
+    assert (await first.refresh()).record == record
+
+
+@pytest.mark.parametrize("way", ["raises", "cancels itself"])
+async def test_a_handler_that_ends_with_cancelled_error_unasked_has_failed(live: Errandry, way: str) -> None:
+    @live.task(max_attempts=1)
+    async def work() -> None:
+        if way == "raises":
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    job = await work.enqueue()
+    await run_burst(live)
+    record = (await job.wait(30)).record
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.ERROR, 1)
+    assert record.errors[0].type == "CancelledError"
+
+
+class ErrorThatExits(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(7)
+
+
+class ExitThatExits(SystemExit):
+    def __str__(self) -> str:
+        raise SystemExit(7)
+
+
+@pytest.mark.parametrize("runner", ["async", "thread", "batch"])
+@pytest.mark.parametrize("error", [ErrorThatExits, ExitThatExits])
+async def test_an_error_whose_text_exits_fails_its_job_alone(
+    live: Errandry, runner: str, error: type[BaseException]
+) -> None:
+    if runner == "async":
+
+        @live.task(max_attempts=1)
+        async def work(number: int) -> None:
+            raise error
+
+    elif runner == "thread":
+
+        @live.task(max_attempts=1)
+        def work(number: int) -> None:
+            raise error
+
+    else:
+
+        @live.task(max_attempts=1, batch=3)
+        async def work(numbers: list[int]) -> None:
+            raise error
+
+    job = await work.enqueue(1)
+    await run_burst(live)
+    record = (await job.wait(30)).record
+
+    assert (record.state, record.attempts) == (State.FAILED, 1)
+    assert "whose str raises SystemExit" in record.errors[0].message

@@ -78,6 +78,8 @@ def stop_outcome(
             return retry_outcome(backoffs, job, Failure(Reason.TIMEOUT, "TimeoutError", message))
         case StopReason.SHUTDOWN:
             return ReleaseOutcome()
+        case StopReason.CRASH:
+            return ReleaseOutcome(crashed=True)
         case StopReason.LOST:
             return None
 

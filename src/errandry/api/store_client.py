@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -45,6 +45,7 @@ class StoreClient:
         self._write_limits = write_limits
         self.engine = Engine(store, write_limits, self.clock)
         self._closed = False
+        self.before_close: list[Callable[[], Awaitable[None]]] = []
         self._completion_watcher: CompletionWatcher | None = None
 
     @property
@@ -62,7 +63,12 @@ class StoreClient:
         self.engine.start_sync()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Write what was accepted and close the store. Only `open` reopens it."""
+        """Write what was accepted and close the store. Only `open` reopens it.
+
+        `before_close` has what must end before, such as a worker.
+        """
+        for end in list(self.before_close):
+            await end()
         self._closed = True
         await self.engine.stop(timeout)
 

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from errandry.api.outcome import Suspension
+from errandry.core import check
 
 ThreadCall = tuple[Callable[[], Any], contextvars.Context, asyncio.Future[Any], asyncio.AbstractEventLoop]
 
@@ -78,6 +79,6 @@ def _raisable(error: BaseException) -> BaseException:
         error, StopIteration
     ):
         return error
-    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {error}")
+    wrapped = RuntimeError(f"the handler raised {type(error).__name__}: {check.readable_text(error)}")
     wrapped.__cause__ = error
     return wrapped

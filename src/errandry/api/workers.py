@@ -28,6 +28,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     running     number of handler calls it ran when it reported
     started_at  when it started
     seen_at     when it reported last
+    blocked_by  what blocked its event loop when it reported, so that it claims nothing; None if nothing did
     paused      when it was paused, and by which operator; None if it is not paused
     draining    whether it is stopping: it claims no more jobs and finishes those it has
     """
@@ -41,6 +42,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     running: int
     started_at: datetime
     seen_at: datetime
+    blocked_by: str | None
     paused: PauseInfo | None
     draining: bool
 
@@ -94,6 +96,7 @@ def worker_info(record: WorkerRecord) -> WorkerInfo:
         running=beat.running,
         started_at=as_datetime(beat.started_at),
         seen_at=as_datetime(record.seen_at),
+        blocked_by=beat.blocked_by or None,
         paused=pause_info(record.paused),
         draining=beat.draining,
     )

@@ -33,6 +33,8 @@ class StopReason(StrEnum):
     LOST = "lost"
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
+    CRASH = "crash"
+    """The worker ends although nothing stopped it: a handler may be the cause."""
 
 
 class HeldClaim(Protocol):

@@ -118,6 +118,11 @@ def _worker_findings(workers: list[WorkerRecord], pending: int, now: float) -> I
         text = f"{pluralize(len(lost), 'worker')} died or sent no heartbeat: {', '.join(lost[:5])}"
         todo = "find out why they ended; other workers take over their jobs"
         yield Finding(Grade.NOTE, "workers", text, todo)
+    blocked = [worker.beat for worker in workers if worker.beat.blocked_by and worker.beat.worker not in lost]
+    for beat in blocked:
+        text = f"{beat.worker} claims nothing while its event loop is blocked by {beat.blocked_by}"
+        todo = "make the handler a plain function, which runs in a thread, or await; its log names the line"
+        yield Finding(Grade.WRONG, "workers", text, todo)
     draining = [worker for worker in workers if worker.beat.draining and worker.beat.worker not in lost]
     more = f", {len(draining)} draining" if draining else ""
     if running := len(workers) - len(lost) - len(draining):

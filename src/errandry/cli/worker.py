@@ -185,7 +185,7 @@ async def _run_worker(
             pipe.connect(worker.stop, options.grace)
         status_task = None if show is None else asyncio.create_task(_update_status(jobs, worker, show))
         try:
-            await worker.run(signals=pipe is None)
+            await worker.run(signals=pipe is None, is_program=True)
         finally:
             if status_task is not None:
                 status_task.cancel()

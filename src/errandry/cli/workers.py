@@ -68,6 +68,10 @@ async def ls(session: Session, jobs: "Errandry") -> None:
     ]
     table.print_table(session, columns, rows)
     session.print_message("BUSY is as of the last heartbeat, the time under SEEN.")
+    for record in records:
+        if record.beat.blocked_by and status(record, now).text == "blocked":
+            text = f"The event loop of {record.beat.worker} is blocked by {record.beat.blocked_by}."
+            session.print_message(text)
     for worker in map(worker_info, records):
         if worker.paused is not None:
             session.print_message(f"{worker.id} was paused {pausing.since_text(worker.paused, now)}.")
@@ -79,11 +83,13 @@ async def worker_records(jobs: "Errandry") -> list[WorkerRecord]:
 
 
 def status(record: WorkerRecord, now: float) -> Cell:
-    """The status of a worker in one word: dead, silent, draining, paused or working."""
+    """The status of a worker in one word: dead, silent, blocked, draining, paused or working."""
     if has_died(record):
         return Cell("dead", "red")
     if now - record.seen_at > SILENT_AFTER:
         return Cell("silent", "red")
+    if record.beat.blocked_by:
+        return Cell("blocked", "red")
     if record.beat.draining:
         return Cell("draining", "yellow")
     return Cell("working", "green") if record.paused is None else Cell("paused", "yellow")

@@ -65,7 +65,7 @@ def readable_text(value: Any) -> str:
     """`str(value)`; what is wrong with it if that raises."""
     try:
         return str(value)
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, which would end the worker
         return f"an object of {type(value).__name__}, whose str raises {type(error).__name__}"
 
 

@@ -383,7 +383,8 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
 
     `alive` is the path of a file on its host that the worker keeps locked while it lives. `shares` are
     slots in addition to `concurrency`. A batch takes one slot; `running` counts slots. `lease` is the lease
-    of its claims, and `interval` the time between two beats, both in seconds.
+    of its claims, and `interval` the time between two beats, both in seconds. `blocked_by` is what blocks the
+    worker's event loop, so that it claims nothing; empty if the loop is not blocked.
     """
 
     worker: str
@@ -400,6 +401,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     lease: float = DEFAULT_LEASE
     interval: float = BEAT_INTERVAL
     draining: bool = False
+    blocked_by: str = ""
     gone: bool = False
 
     def __post_init__(self) -> None:
@@ -414,6 +416,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.instant("started_at", self.started_at)
         check.lease(self.lease)
         check.span("interval", self.interval)
+        check.text("blocked_by", self.blocked_by)
         check.names(self.queues, self.tasks)
         check.tuple_of("shares", self.shares, SlotShare)
         check.tuple_of("batches", self.batches, BatchSpec)

@@ -49,6 +49,7 @@ class WhyCode(StrEnum):
     RATE = "rate"
     NO_WORKER = "no_worker"
     WORKERS_BUSY = "workers_busy"
+    WORKERS_BLOCKED = "workers_blocked"
     SUSPECT = "suspect"
     IN_LINE = "in_line"
     ANY_MOMENT = "any_moment"
@@ -150,6 +151,12 @@ def _held(facts: WhyFacts) -> Iterator[WhyReason]:
         )
     if left <= 0:
         yield WhyReason(WhyCode.LEASE_EXPIRED, "The next claim or upkeep takes it from this worker.")
+    blocked_by = {worker.beat.worker: worker.beat.blocked_by for worker in facts.workers}.get(
+        job.worker or ""
+    )
+    if blocked_by:
+        text = f"The event loop of this worker is blocked by {blocked_by}: async handlers wait."
+        yield WhyReason(WhyCode.WORKERS_BLOCKED, text)
     silent = [facts.now - worker.seen_at for worker in facts.workers if worker.beat.worker == job.worker]
     if not silent or silent[0] > SILENT_AFTER:
         silence = f"has been silent for {rough_duration(silent[0])}" if silent else "is no longer known"
@@ -251,8 +258,16 @@ def _workers(facts: WhyFacts) -> Iterator[WhyReason]:
         text = f"No worker takes jobs of task {job.task} from queue {job.queue}: {each}."
         yield WhyReason(WhyCode.NO_WORKER, text)
         return
-    slots = [(worker.beat.worker, *_slots(facts, worker.beat)) for worker in fitting]
-    if all(taken >= total > 0 for _, taken, total in slots):
+    able = [worker for worker in fitting if not worker.beat.blocked_by]
+    slots = [(worker.beat.worker, *_slots(facts, worker.beat)) for worker in able]
+    is_busy = all(taken >= total > 0 for _, taken, total in slots)
+    if is_busy and len(able) < len(fitting):
+        each = ", ".join(
+            f"{worker.beat.worker} by {worker.beat.blocked_by}" for worker in fitting if worker not in able
+        )
+        text = f"Workers with a blocked event loop claim nothing: {each}."
+        yield WhyReason(WhyCode.WORKERS_BLOCKED, text)
+    if is_busy and able:
         each = ", ".join(f"{worker} {taken} of {total}" for worker, taken, total in slots)
         yield WhyReason(
             WhyCode.WORKERS_BUSY, f"All slots of the workers that could run it are taken: {each}."

@@ -29,6 +29,7 @@ from errandry.api.outcome import (
 )
 from errandry.api.task import Task
 from errandry.claims.failure import failure
+from errandry.claims.leases import StopReason
 from errandry.codec.json_codec import Codec
 from errandry.codec.redaction import Redactor, all_redacted_names
 from errandry.core.command import (
@@ -52,11 +53,21 @@ CallPlainHandler = Callable[[Callable[[], Any], HandlerCall], Awaitable[Any]]
 """Calls a plain function, which may block, away from any event loop that handlers share."""
 
 
+EndReason = Callable[[], StopReason | None]
+"""Returns why the worker is ending; None if it goes on."""
+
+
+def go_on() -> None:
+    """The `EndReason` where nothing but a stop ends the handler."""
+
+
 class AttemptRunner:
     """Calls async handlers on the running loop, plain functions by `call_plain`. `codec` seals results."""
 
-    def __init__(self, app: Errandry, codec: Codec, call_plain: CallPlainHandler) -> None:
-        self._app, self._codec, self._call_plain = app, codec, call_plain
+    def __init__(
+        self, app: Errandry, codec: Codec, call_plain: CallPlainHandler, end_reason: EndReason = go_on
+    ) -> None:
+        self._app, self._codec, self._call_plain, self._end_reason = app, codec, call_plain, end_reason
 
     async def outcomes(
         self, call: HandlerCall, task: Task[..., Any], arguments: list[HandlerArguments]
@@ -74,20 +85,33 @@ class AttemptRunner:
         except asyncio.CancelledError as error:
             outcomes = self.stop_outcomes(call, error)
         except BaseException as error:
+            self._note_end(call)
             error = unwrap_group(error.with_traceback(_app_traceback(error.__traceback__)))
             outcomes = self.error_outcomes(call, task, error)
         return outcomes if redactor is None else [redactor.outcome(outcome) for outcome in outcomes]
 
     def stop_outcomes(self, call: HandlerCall, error: BaseException) -> Outcomes:
         """Outcomes of jobs whose handler was asked to stop, and stopped or was abandoned."""
+        self._note_end(call)
         return [self.stop_outcome(run, error) for run in call.runs]
+
+    def _note_end(self, call: HandlerCall) -> None:
+        """Note that the jobs were stopped if their handler was canceled together with its worker.
+
+        `asyncio.run` cancels all tasks when its program ends. The handler has not failed then.
+        """
+        if call.is_stopped or (reason := self._end_reason()) is None:
+            return
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            for run in call.runs:
+                run.mark_stopped(reason if call.has_begun else StopReason.SHUTDOWN)
 
     def error_outcomes(self, call: HandlerCall, task: Task[..., Any], error: BaseException) -> Outcomes:
         """Outcomes of jobs whose handler raised `error`, by the rules of their task."""
         return [self._error_outcome(run, task, error) for run in call.runs]
 
     def stop_outcome(self, run: JobRun, error: BaseException) -> Outcome | None:
-        """The outcome of a job that was asked to stop, or whose handler was canceled by something else."""
+        """The outcome of a job that was asked to stop, or whose handler raised CancelledError by itself."""
         if run.stop_reason is None:
             return self.retry_outcome(run.job, failure(error))
         return stop_outcome(self._app.backoffs, run.job, run.stop_reason, run.call.timeout)

@@ -59,11 +59,17 @@ class ClaimRequest(NamedTuple):
     joins_batch: bool = False
 
 
-class SlotClaimer:
-    """Claims as many jobs as there are free slots of each runner.
-
-    `is_idle` returns whether every job that this worker has claimed is settled.
+class ClaimConditions(NamedTuple):
+    """Functions that return whether every job that this worker has claimed is settled, and whether the loop
+    that begins handlers is blocked. A blocked worker claims nothing.
     """
+
+    is_idle: Callable[[], bool]
+    is_blocked: Callable[[], bool]
+
+
+class SlotClaimer:
+    """Claims as many jobs as there are free slots of each runner."""
 
     def __init__(
         self,
@@ -73,10 +79,10 @@ class SlotClaimer:
         slots: Slots,
         dispatcher: Dispatcher,
         turns: SuspectTurns,
-        is_idle: Callable[[], bool],
+        conditions: ClaimConditions,
     ) -> None:
         self._app, self._trouble, self._options, self._slots = app, trouble, options, slots
-        self._dispatcher, self._turns, self._is_idle = dispatcher, turns, is_idle
+        self._dispatcher, self._turns, self._conditions = dispatcher, turns, conditions
         self._turn_numbers = itertools.count()
         prefix = secrets.token_hex(8)
         self._nonces = (f"{prefix}-{number}" for number in itertools.count())
@@ -131,13 +137,17 @@ class SlotClaimer:
         self._stopped = True
         self._wakeups.increment()
 
+    @property
+    def _may_claim(self) -> bool:
+        return not self._paused and not self._conditions.is_blocked()
+
     async def _claim_or_wait(self) -> bool:
         """Claim, or wait until there may be something to claim. True when a burst is over."""
         wakeups, version = self._wakeups.version, self._app.store.version()
         was_idle = (
-            not self._in_flight and self._is_idle()
+            not self._in_flight and self._conditions.is_idle()
         )  # if not, a job that ends now may make others ready
-        is_last = self._options.burst and was_idle and not self._paused
+        is_last = self._options.burst and was_idle and self._may_claim
         try:
             if version != self._exhausted_version or is_last or self._turns.begin():
                 claimed = await self._claim(version)
@@ -160,7 +170,7 @@ class SlotClaimer:
         """Claim for the free slots; whether that brought any jobs."""
         while self._in_flight:
             await asyncio.wait(self._in_flight)  # their jobs may take the slots that are free now
-        claimed, is_exhausted, self._is_claiming, self._due_in = False, True, True, None
+        claimed, is_exhausted, self._is_claiming, self._due_in = False, self._may_claim, True, None
         try:
             for request in self._requests():
                 if self._stopped:
@@ -358,7 +368,7 @@ class SlotClaimer:
     def _requests(self) -> list[ClaimRequest]:
         """The claims to make: for lingering batches, for each runner with free slots, and prefetched jobs for
         the first runner without free slots."""
-        if self._paused:
+        if not self._may_claim:
             return []
         slots, kinds = self._slots, self._kinds()
         if self._avoided_until and (avoided := self._avoided_tasks()):

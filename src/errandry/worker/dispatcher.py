@@ -60,6 +60,16 @@ class Dispatcher:
         if calls:
             self._begin_calls(calls, prefetched)
 
+    def give_back(self) -> list[JobRun]:
+        """Take the jobs of all calls that have not begun, to release them. Their calls end without them."""
+        runs: list[JobRun] = []
+        for call in self._slots.calls:
+            if taken := call.give_back():
+                runs += taken
+                if call in self._timers:
+                    self._end_lingering(call)
+        return runs
+
     def close(self) -> None:
         """Stop lingering calls, which releases their jobs."""
         for call in list(self._lingering.values()):

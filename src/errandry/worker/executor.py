@@ -28,7 +28,7 @@ from errandry.errors import (
     ProcessDied,
     SealBroken,
 )
-from errandry.worker.attempt import AttemptRunner, HandlerArguments, Outcomes
+from errandry.worker.attempt import AttemptRunner, EndReason, HandlerArguments, Outcomes, go_on
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
@@ -54,13 +54,15 @@ class Executor:
         on_settled: Callable[[JobRun], None],
         on_trouble: OnTrouble = ignore_trouble,
         children: ChildPool | None = None,
+        end_reason: EndReason = go_on,
     ) -> None:
         self._app, self._options, self._on_returned, self._on_settled = app, options, on_returned, on_settled
         self._threads, self._children, self._on_trouble = ThreadPool(), children, on_trouble
         self._settler = Settler(app, options, on_trouble)
-        self._attempts = AttemptRunner(app, app.codec, self._call_in_thread)
+        self._attempts = AttemptRunner(app, app.codec, self._call_in_thread, end_reason)
         self.save_step = StepWriter(app, on_trouble).save
         self._tasks: dict[HandlerCall, asyncio.Task[None]] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()
 
     @property
     def pending(self) -> set[asyncio.Future[None]]:
@@ -90,13 +92,20 @@ class Executor:
             call.begun_at = self._app.clock.monotonic()
             outcomes = await self._outcomes(call)
         except asyncio.CancelledError as error:
-            outcomes = self._attempts.stop_outcomes(call, error) if call.is_stopped else []
-        except Exception as error:  # not from the handler: its steps or its children's results cannot be read
+            outcomes = self._attempts.stop_outcomes(call, error)
+        except (Exception, SystemExit) as error:  # not from the handler: what it needs cannot be read
             outcomes = [self._attempts.retry_outcome(run.job, failure(error)) for run in call.runs]
         finally:
             call.handler = None
-            del self._tasks[call]
+            self._tasks.pop(call, None)
         failpoint.reach("after_handler")
+        if call.is_abandoned:
+            call.end()
+        else:
+            self._settle_call(call, outcomes if call.begin() else [])
+
+    def _settle_call(self, call: HandlerCall, outcomes: Outcomes) -> None:
+        """Free the slot of a call and settle its jobs; without outcomes nothing is written for them."""
         runs, on_settled = call.runs, self._on_settled
         if call.is_suspect and runs:
             on_settled = partial(self._end_suspect, call)
@@ -107,7 +116,26 @@ class Executor:
 
     def _end_call(self, call: HandlerCall) -> None:
         self._on_returned(call)
-        call.end()
+        if not call.is_abandoned:
+            call.end()
+
+    def _abandon(self, call: HandlerCall) -> None:
+        """Settle the jobs of a call that has gone on for the grace after its timeout, and free its slot.
+
+        What the handler returns later is discarded.
+        """
+        if (handler := call.handler) is None:
+            return
+        log.warning(
+            "%s has gone on for %g s after its timeout: the worker gives up its slot and discards its result",
+            str(call),
+            self._options.grace,
+        )
+        call.handler, call.is_abandoned = None, True
+        del self._tasks[call]
+        self._abandoned.add(handler)
+        handler.add_done_callback(self._abandoned.discard)
+        self._settle_call(call, self._attempts.stop_outcomes(call, asyncio.CancelledError()))
 
     def _end_suspect(self, call: HandlerCall, run: JobRun) -> None:
         """Free the slot of a suspect after its outcome is written: the next one may end this process."""
@@ -116,8 +144,7 @@ class Executor:
 
     def _settle_early(self, run: JobRun, outcome: Outcome | None) -> None:
         """Settle one job before the call begins; the call goes on without it."""
-        run.call.remove(run)
-        self._settler.settle(run, outcome, self._on_settled)
+        self._settler.settle(run, outcome if run.call.remove(run) else None, self._on_settled)
 
     async def _start_jobs(self, call: HandlerCall, slot_wait: Coroutine[Any, Any, None] | None) -> None:
         """Wait for a slot if the jobs are prefetched, then write a Start for each.
@@ -174,9 +201,11 @@ class Executor:
             return []
         if self._children is not None and task.runner is Runner.PROCESS:
             return await self._call_in_child(self._children, call, task, payloads)
+        if not call.begin():
+            return []
         if call.timeout is None:
             return await self._attempts.outcomes(call, task, arguments)
-        with call.time_limit():
+        with call.time_limit(self._options.grace, partial(self._abandon, call)):
             return await self._attempts.outcomes(call, task, arguments)
 
     def _read_arguments(
@@ -209,13 +238,19 @@ class Executor:
         return payloads, arguments
 
     async def _call_in_thread(self, function: Callable[[], Any], call: HandlerCall) -> Any:
-        """Call a plain function in a thread. On a stop, ask it to return; after the grace, abandon it."""
+        """Call a plain function in a thread. On a stop, ask it to return; after the grace, abandon it.
+
+        What it returns after a cancel request is kept. After another stop it may have left early, and the job
+        runs again.
+        """
         future = asyncio.ensure_future(self._threads.call(function))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             call.ctx._request_stop()
             await asyncio.wait({future}, timeout=self._options.grace)
+            if future.done() and call.is_canceled:
+                return future.result()
             if not future.cancel() and future.exception() is not None:
                 log.debug("%s raised while it was stopped", str(call), exc_info=future.exception())
             raise
@@ -274,5 +309,7 @@ class Executor:
             failed = Failure(Reason.INVALID_PAYLOAD, type(error).__name__, why)
             self._settle_early(run, FailOutcome(failed))
             return
-        run.call.remove(run)
-        self._settler.discard(run, why, self._on_settled)
+        if run.call.remove(run):
+            self._settler.discard(run, why, self._on_settled)
+        else:
+            self._settler.settle(run, None, self._on_settled)

@@ -107,12 +107,16 @@ class HandlerCall:
     and the call goes on until all its jobs are stopped; `on_stop` is called with each stopped run. A suspect,
     a job that was running when its worker died, shares no call. `begun_at`: the monotonic time at which the
     handler was called. `logged_traceback`: what the log has of its jobs.
+
+    While the main loop is blocked, the engine's thread may give the jobs back. A call either begins or is
+    given back, never both. `is_abandoned`: its jobs were settled although the handler goes on.
     """
 
     logged_traceback = ""
     handler: asyncio.Task[None] | None = None
     on_stop: Callable[[list[JobRun]], None] | None = None
-    _is_canceled = False
+    is_abandoned = False
+    _has_begun = _is_given_back = _cancel_was_sent = False
 
     def __init__(self, run: JobRun, size: int | None = None, runner: Runner = Runner.ASYNC) -> None:
         job = run.job
@@ -120,6 +124,7 @@ class HandlerCall:
         self.task, self.is_suspect = job.task, job.crashes > 0
         self.ctx: JobContext = run.ctx
         self.begun_at: float | None = None
+        self._lock = Lock()
         run.call = self
 
     def __str__(self) -> str:
@@ -141,6 +146,16 @@ class HandlerCall:
         return bool(self.runs) and all(run.stop_reason is not None for run in self.runs)
 
     @property
+    def is_canceled(self) -> bool:
+        """Whether all its jobs should stop because they were canceled."""
+        return all(run.stop_reason is StopReason.CANCEL for run in self.runs)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its handler may have been called."""
+        return self._has_begun
+
+    @property
     def timeout(self) -> float | None:
         """The shortest timeout of its jobs."""
         if self.size is None:
@@ -155,9 +170,32 @@ class HandlerCall:
         """Give all jobs of the call one context; after this, no job is added or removed."""
         self.ctx = BatchContext(tuple(run.ctx for run in self.runs))
 
-    def remove(self, run: JobRun) -> None:
-        """Remove a run before the call begins."""
-        self.runs.remove(run)
+    def remove(self, run: JobRun) -> bool:
+        """Remove a run before the call begins. False if it was given back: the caller must not settle it."""
+        with self._lock:
+            self.runs.remove(run)
+            return not self._is_given_back
+
+    def begin(self) -> bool:
+        """Take the jobs for the handler, or to settle them. False if they were given back.
+
+        After it has returned True, they are not given back. On the loop of the call.
+        """
+        with self._lock:
+            self._has_begun = not self._is_given_back
+            return self._has_begun
+
+    def give_back(self) -> list[JobRun]:
+        """Take the jobs away, to release them, if the call has not begun; otherwise none. From any thread."""
+        with self._lock:
+            if self._has_begun or self._is_given_back:
+                return []
+            self._is_given_back, runs = True, list(self.runs)
+        for run in runs:
+            run.is_lost = True
+        if stopped := [run for run in runs if run.mark_stopped(StopReason.LOST)]:
+            self.request_stop(stopped)
+        return runs
 
     def end(self) -> None:
         """End the call after its handler has returned.
@@ -180,16 +218,23 @@ class HandlerCall:
                 run.renew_until = now + timeout + grace
 
     @contextmanager
-    def time_limit(self) -> Iterator[None]:
-        """Stop the call when the block takes longer than its timeout. On its loop."""
+    def time_limit(self, grace: float = 0.0, on_overdue: Callable[[], None] | None = None) -> Iterator[None]:
+        """Stop the call when the block takes longer than its timeout. On its loop.
+
+        `on_overdue` is called if the block then lasts for `grace` more seconds.
+        """
         if (timeout := self.timeout) is None:
             yield
             return
-        timer = self.loop.call_later(timeout, self.stop, StopReason.TIMEOUT)
+
+        timers = [self.loop.call_later(timeout, self.stop, StopReason.TIMEOUT)]
+        if on_overdue is not None:
+            timers.append(self.loop.call_later(timeout + grace, on_overdue))
         try:
             yield
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
 
     def stop(self, reason: StopReason) -> None:
         """Ask all its jobs to stop; for each, the first reason counts. From any thread."""
@@ -205,8 +250,8 @@ class HandlerCall:
     def _deliver_stop(self, runs: list[JobRun]) -> None:
         if self.on_stop is not None:
             self.on_stop(runs)
-        if self.handler is not None and self.is_stopped and not self._is_canceled:
-            self._is_canceled = True
+        if self.handler is not None and self.is_stopped and not self._cancel_was_sent:
+            self._cancel_was_sent = True
             self.handler.cancel()
 
 

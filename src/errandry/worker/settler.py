@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from errandry.api.app import Errandry
-from errandry.claims.leases import settle_all
+from errandry.claims.leases import StopReason, settle_all
 from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble
 from errandry.codec.redaction import redact_text
@@ -78,7 +78,9 @@ class Settler:
         """Release these jobs; what their handlers return later is not written."""
         for run in runs:
             run.is_released = True
-        releases = [Settle(run.ref, ReleaseOutcome()) for run in runs]
+        releases = [
+            Settle(run.ref, ReleaseOutcome(crashed=run.stop_reason is StopReason.CRASH)) for run in runs
+        ]
         answers = await settle_all(self._app.engine, releases, self._on_trouble, timeout)
         for run, release, answer in zip(runs, releases, answers, strict=True):
             if answer in (WRITTEN, ALREADY):

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from msgspec import Struct
 
@@ -26,8 +28,9 @@ from errandry.errors import StoreError
 from errandry.worker.archiver import archive_forever
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.children.process import refuse_in_child
-from errandry.worker.claimer import SlotClaimer
+from errandry.worker.claimer import ClaimConditions, SlotClaimer
 from errandry.worker.dispatcher import Dispatcher, batch_specs
+from errandry.worker.engine_task import EngineTask
 from errandry.worker.executor import Executor
 from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.log_capture import JobLogHandler
@@ -46,6 +49,8 @@ two threads spend an eighth of their time on switching.
 """
 STOP_TIMEOUT = 1.0
 """Seconds that stopped handlers have to end before the worker releases their jobs."""
+END_TIMEOUT = 10.0
+"""Seconds that closing an app waits for the end of its worker."""
 
 
 class Health(Struct, frozen=True):
@@ -69,7 +74,8 @@ class Worker:
         self.id = new_worker_id(self.options.id)
         self._stopping = asyncio.Event()
         self._skip_grace = asyncio.Event()
-        self._has_abandoned_claim = self._is_draining = False
+        self._has_abandoned_claim = self._is_draining = self._is_program = False
+        self._task: asyncio.Task[Any] | None = None
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._children = ChildPool(app, self.options, self._trouble.report)
         self._slots = Slots(self.options, self._children.extra_jobs)
@@ -85,40 +91,72 @@ class Worker:
         self._dispatcher = Dispatcher(app, self.options, self._slots, self._make_run, self._begin_calls)
         turns = SuspectTurns(SuspectLock(lambda: app.store.identity), self._slots, app.clock)
         self._claimer = SlotClaimer(
-            app, self._trouble, self.options, self._slots, self._dispatcher, turns, self._leases.is_idle
+            app,
+            self._trouble,
+            self.options,
+            self._slots,
+            self._dispatcher,
+            turns,
+            ClaimConditions(self._leases.is_idle, lambda: self._watchdog.is_blocked),
         )
+        self._watchdog = Watchdog(
+            app.clock,
+            self.options.stall_after,
+            self._trouble.report,
+            self._claimer.wake,
+            self._give_back_jobs,
+            self._beat_soon,
+        )
+        self._background: set[asyncio.Task[None]] = set()
         self._executor = Executor(
-            app, self.options, self._slots.release, self._end_run, self._trouble.report, self._children
+            app,
+            self.options,
+            self._slots.release,
+            self._end_run,
+            self._trouble.report,
+            self._children,
+            self._end_reason,
         )
         self._upkeep_loop = UpkeepLoop(
             app.engine, app.clock, self._trouble, lambda: app.archiver is None, self.options.upkeep_every
         )
         self._started_at = app.clock.time()
 
-    async def run(self, *, signals: bool = False) -> None:
-        """Work until stopped, then drain. If canceled, release all jobs without waiting for handlers."""
+    async def run(self, *, signals: bool = False, is_program: bool = False) -> None:
+        """Work until stopped, then drain. If canceled, release all jobs without waiting for handlers.
+
+        `is_program`: the program is this worker and nothing else. If it ends although nothing has stopped it,
+        a handler may be the cause: for the jobs that run, this counts like the death of the worker.
+        """
         refuse_in_child()
-        self._loop = asyncio.get_running_loop()
-        async with self._services(signals):
-            claiming = asyncio.create_task(self.app.engine.call(self._claimer.run))
-            stopping = asyncio.create_task(self._stopping.wait())
-            try:
-                await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
-            except BaseException:
-                self._skip_grace.set()
-                raise
-            finally:
-                stopping.cancel()
-                self._claimer.stop()
-                if (
-                    claiming.done()
-                    and not claiming.cancelled()
-                    and (error := claiming.exception()) is not None
-                ):
-                    self._trouble.report("cannot claim jobs, stopping", error)
-                await self._drain(claiming)
-            if not self._has_abandoned_claim:
-                claiming.result()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._is_program, self._has_ended = is_program, Future[None]()
+        self._has_ended.set_running_or_notify_cancel()  # so that a canceled wait does not cancel it
+        self.app.client.before_close.append(self._end_with_app)
+        try:
+            async with self._services(signals):
+                await self._claim_until_stopped()
+        finally:
+            self.app.client.before_close.remove(self._end_with_app)
+            self._has_ended.set_result(None)
+
+    async def _claim_until_stopped(self) -> None:
+        claiming = EngineTask(self.app.engine, self._claimer.run)
+        try:
+            await claiming.start()
+            await wait_for_first(claiming.wait(), self._stopping.wait())
+        except BaseException:
+            self._skip_grace.set()
+            if self._end_reason() is StopReason.CRASH:
+                log.error("worker %s ends although nothing has stopped it: it releases its jobs", self.id)
+            raise
+        finally:
+            self._claimer.stop()
+            if claiming.error is not None:
+                self._trouble.report("cannot claim jobs, stopping", claiming.error)
+            await self._drain(claiming)
+        if claiming.error is not None and not self._has_abandoned_claim:
+            raise claiming.error
 
     def stop(self) -> None:
         """Drain and end; a second call skips the grace."""
@@ -167,14 +205,70 @@ class Worker:
         if not run.is_settling or run.call.is_suspect or (self.options.burst and self._leases.is_idle()):
             self._claimer.wake()
 
-    async def _drain(self, claiming: asyncio.Task[None]) -> None:
+    def _end_reason(self) -> StopReason | None:
+        """Why the worker is ending; None if it goes on. If it is ending, it claims no more."""
+        if self._stopping.is_set():
+            return StopReason.SHUTDOWN
+        if self._task is not None and self._task.cancelling():
+            self._claimer.stop()  # at once: the release of a job would carry its next claim
+            return StopReason.CRASH if self._is_program else StopReason.SHUTDOWN
+        return None
+
+    async def _end_with_app(self) -> None:
+        """End at once, because the app is being closed; return when the jobs are released."""
+        with suppress(RuntimeError, TimeoutError):  # the loop was closed, or it is blocked
+            self._loop.call_soon_threadsafe(self._stop_at_once)
+            async with asyncio.timeout(END_TIMEOUT):
+                await asyncio.wrap_future(self._has_ended)
+
+    def _stop_at_once(self) -> None:
+        self._skip_grace.set()
+        self._claimer.stop()
+        self._stopping.set()
+
+    def _give_back_jobs(self) -> None:
+        """Release the jobs that the blocked main loop could not begin. Called on the engine's loop."""
+        if runs := self._dispatcher.give_back():
+            log.warning(
+                "the event loop is blocked by %s: giving back %d job%s that could not begin",
+                self._watchdog.blocked_by or "something",
+                len(runs),
+                "" if len(runs) == 1 else "s",
+            )
+            self._start_in_background(self._release(runs))
+
+    def _beat_soon(self) -> None:
+        self._presence.report_soon()
+
+    def _start_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release(self, runs: list[JobRun]) -> None:
+        await self._executor.release_all(runs, CLOSE_TIMEOUT)
+        for run in runs:
+            self._leases.remove(run)
+
+    async def _drain(self, claiming: EngineTask) -> None:
         """Let handlers finish for `grace`, then stop them and release the remaining jobs.
 
-        This includes the jobs of a claim that was in flight when the worker stopped.
+        This includes the jobs of a claim that was in flight when the worker stopped. A cancel ends the grace.
         """
         self._is_draining = True
         self._beat_soon()  # so that it is listed as draining
-        await asyncio.wait([claiming], timeout=CLOSE_TIMEOUT)
+        try:
+            await self._let_finish(claiming)
+        except asyncio.CancelledError:
+            self._skip_grace.set()
+            await claiming.wait(CLOSE_TIMEOUT)
+            await self._release_remaining(claiming)
+            raise
+        await self._release_remaining(claiming)
+
+    async def _let_finish(self, claiming: EngineTask) -> None:
+        """Wait for the claims in flight, then up to `grace` for the handlers."""
+        await claiming.wait(CLOSE_TIMEOUT)
         log.info("worker %s claims no more; handlers may finish for %g s", self.id, self.options.grace)
         for call in self._slots.prefetched:
             call.stop(StopReason.SHUTDOWN)
@@ -189,14 +283,18 @@ class Worker:
                 count,
                 "" if count == 1 else "s",
             )
-        self._has_abandoned_claim = not claiming.done()
+
+    async def _release_remaining(self, claiming: EngineTask) -> None:
+        """Stop all handlers, and release the jobs of those that do not end."""
+        self._has_abandoned_claim = not claiming.is_done
         if self._has_abandoned_claim:
             claiming.cancel()
             log.warning(
                 "the store does not answer: jobs of the last claim stay claimed until their leases expire"
             )
+        reason = self._end_reason() or StopReason.SHUTDOWN
         for call in self._slots.calls:
-            call.stop(StopReason.SHUTDOWN)
+            call.stop(reason if call.has_begun else StopReason.SHUTDOWN)
         if left := self._executor.pending:
             await asyncio.wait(left, timeout=STOP_TIMEOUT)
         remaining = self._slots.runs
@@ -204,10 +302,7 @@ class Worker:
             self._slots.release(call)
         for run in remaining:
             self._leases.remove(run)
-        await self._executor.release_all(remaining, CLOSE_TIMEOUT)
-
-    def _beat_soon(self) -> None:
-        self._presence.report_soon()
+        await self._release(remaining)
 
     def _make_beat(self) -> Beat:
         return Beat(
@@ -216,6 +311,7 @@ class Worker:
             tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
             concurrency=self.options.concurrency,
             running=self._slots.taken_count,
+            blocked_by=self._watchdog.blocked_by,
             shares=self._slot_shares(),
             batches=batch_specs(self.app),
             started_at=self._started_at,
@@ -287,8 +383,9 @@ class Worker:
 
     def _background_loops(self, presence: Presence) -> list[LoopFunction]:
         """The loops that run beside the handlers, on the engine's loop."""
-        watchdog = Watchdog(self.app.clock, self.options.stall_after, self._trouble.report)
-        loops: list[LoopFunction] = [self._leases.renew_forever, self._leases.watch_cancels, watchdog.run]
+        self._watchdog.attach()
+        loops: list[LoopFunction] = [self._leases.renew_forever, self._leases.watch_cancels]
+        loops.append(self._watchdog.run)
         loops.append(presence.report_forever)
         if self.options.upkeep:
             loops.append(self._upkeep_loop.run)

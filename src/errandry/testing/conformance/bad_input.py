@@ -134,6 +134,7 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("claim", "tasks", BAD_TUPLES, lambda bad: Claim(worker="w", nonce="n", tasks=bad)),
     ("beat", "queues", BAD_TUPLES, lambda bad: Beat(worker="w", queues=bad)),
     ("beat", "tasks", BAD_TUPLES, lambda bad: Beat(worker="w", tasks=bad)),
+    ("beat", "blocked_by", {"None": None, "bytes": b"x"}, lambda bad: Beat(worker="w", blocked_by=bad)),
     ("beat", "shares", BAD_TUPLES, lambda bad: Beat(worker="w", shares=bad)),
     ("beat", "batches", BAD_TUPLES | {"None": None}, lambda bad: Beat(worker="w", batches=bad)),
     ("beat", "start", BAD_TRUTHS, lambda bad: Beat(worker="w", batches=(BatchSpec("t", 1, bad),))),

@@ -383,6 +383,7 @@ class WorkerBeats:
             running=3,
             started_at=1.5,
             draining=True,
+            blocked_by="task t (job 7)",
         )
         await requests.send(store, beat)
         await requests.send(store, Beat(worker="a"))

@@ -108,6 +108,9 @@ class ChildPool:
 
     async def _run_in_child(self, call: HandlerCall, task: Task[..., Any], payloads: list[str]) -> Outcomes:
         child = await self._ready_child()
+        if not call.begin():  # given back while the child started
+            self._idle.append(child)
+            return [None] * len(call.runs)
         self._began[call] = began = self._app.clock.monotonic()
         call.limit_renewals(began, self._options.grace)
         pairs, function = zip(call.runs, payloads, strict=True), task.function
