@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,11 +20,13 @@ from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.testing import in_memory
 from errandry.worker.children import process
+from errandry.worker.children.messages import ChildReady, encode_frame
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
 from tests.run_worker import run_burst, running_worker, wait_for_state
 from tests.worker import child_tasks
 
 PYTHON = sys.executable
+HEADER_OF_TWO_BYTES = encode_frame(ChildReady())[:4] + struct.pack("!II", 2, 2**32 - 1 - 2)
 
 
 @pytest.fixture
@@ -177,8 +180,11 @@ async def test_a_failed_attempt_is_retried(jobs: Errandry, how: str, kind: str, 
     [
         (b"hello world", "no message begins with b'hello world"),
         (b"{}", "no message begins with b'{}"),
-        (b"\0err\0\0\0\2{}", "Object missing required field `type`"),
-        (b"\0err\0\0\0\2{", "JSON is malformed"),
+        (b"x", "no message begins with b'x"),
+        (b"\0er", "no message begins with b'\\x00er"),
+        (b"\0err\xff\xff\xff\xff", "no message begins with b'\\x00err\\xff"),
+        (HEADER_OF_TWO_BYTES + b"{}", "Object missing required field `type`"),
+        (HEADER_OF_TWO_BYTES + b"{", "JSON is malformed"),
     ],
 )
 async def test_a_process_that_writes_to_its_connection_is_replaced(
@@ -193,6 +199,20 @@ async def test_a_process_that_writes_to_its_connection_is_replaced(
     [error] = record.errors
     assert error.type == "ProcessDied"
     assert error.message.startswith(f"the process sent a message that cannot be read: {why}")
+
+
+async def test_a_process_that_cannot_read_an_interrupt_is_replaced(jobs: Errandry, tmp_path: Path) -> None:
+    """Otherwise it would hear of no stop and no saved step any more, and its call might never end."""
+    job = await child_tasks.waits.enqueue(str(tmp_path))
+    async with running_worker(jobs, process_slots=1) as worker:
+        await read_pids(tmp_path)
+        [child] = worker._children._all
+        child._interrupts.sendall(b"hello world")
+        record = await wait_for_state(jobs, job.id, State.FAILED)
+        assert await (await child_tasks.add.enqueue(1, 2)).result(WAIT_TIMEOUT) == 3
+
+    [error] = record.errors
+    assert (error.type, error.message) == ("ProcessDied", "the process exited with code 1")
 
 
 async def test_a_number_as_a_level_of_a_log_line_costs_no_process(jobs: Errandry) -> None:

@@ -1,4 +1,4 @@
-"""Messages between a worker and its child processes: JSON, each after a mark and its length.
+"""Messages between a worker and its child processes: JSON, each after a header.
 
 The worker sends `Hello` once, then a `RunCall` for each call. On a second socket it sends `StopJobs` if jobs
 of the call should stop, and `StepSaved` when a step's result is durable. The child sends `ChildReady` once,
@@ -118,13 +118,18 @@ M = TypeVar("M")
 
 _MARK = b"\0err"
 """Begins each message, so that other bytes that the process writes there are not taken for a length."""
-_HEADER = struct.Struct("!4sI")
+_HEADER = struct.Struct("!4sII")
+"""The mark, the length of the message, and the complement of the length.
+
+Without the complement, other bytes after the mark could announce a message that never ends.
+"""
+_LENGTH_MAX = 2**32 - 1
 _encoder = msgspec.json.Encoder()
 
 
 def encode_frame(message: ToChild | ToWorker) -> bytes:
     body = _encoder.encode(message)
-    return _HEADER.pack(_MARK, len(body)) + body
+    return _HEADER.pack(_MARK, len(body), _LENGTH_MAX - len(body)) + body
 
 
 class Frames(Generic[M]):
@@ -137,16 +142,25 @@ class Frames(Generic[M]):
         """Yield the messages that are complete now; ValueError at bytes that are no message."""
         self._rest += data
         buffer, start = self._rest, 0
-        while len(buffer) >= start + _HEADER.size:
-            mark, length = _HEADER.unpack_from(buffer, start)
-            if mark != _MARK:
-                raise ValueError(f"no message begins with {bytes(buffer[start : start + 20])!r}")
+        while (length := _body_length(buffer, start)) is not None:
             body, end = start + _HEADER.size, start + _HEADER.size + length
             if len(buffer) < end:
                 break
             yield self._decoder.decode(buffer[body:end])
             start = end
         del buffer[:start]
+
+
+def _body_length(buffer: bytearray, start: int) -> int | None:
+    """The length of the message at `start`; None if its header is not complete yet."""
+    header = bytes(buffer[start : start + _HEADER.size])
+    if header.startswith(_MARK[: len(header)]):
+        if len(header) < _HEADER.size:
+            return None
+        _, length, complement = _HEADER.unpack(header)
+        if length + complement == _LENGTH_MAX:
+            return int(length)
+    raise ValueError(f"no message begins with {bytes(buffer[start : start + 20])!r}")
 
 
 def frames_to_child() -> "Frames[ToChild]":

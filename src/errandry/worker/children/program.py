@@ -100,26 +100,31 @@ class ChildProgram:
         """Run calls until the worker closes the connection. On the main thread."""
         signal.signal(signal.SIGTERM, self._handle_sigterm)
         self._connection.send(ChildReady())
-        for message in messages:
-            if isinstance(message, RunCall):
-                self._run_call(message)
+        with _exit_on_error():
+            for message in messages:
+                if isinstance(message, RunCall):
+                    self._run_call(message)
 
     def read_interrupts(self, connection: WorkerConnection) -> None:
         """Read stops and saved steps. If the worker dies during a call, kill the process group."""
-        for message in connection.messages():
-            if isinstance(message, StopJobs):
-                with self._lock:
-                    self._stops.append(message)
-                    self._apply_stops()
-            elif isinstance(message, StepSaved) and (
-                saved := self._unsaved_steps.pop((message.place, message.name), None)
-            ):
-                if message.error:
-                    saved.set_exception(CommandFailed("PutStep", message.error))
-                else:
-                    saved.set_result(None)
+        with _exit_on_error():
+            for message in connection.messages():
+                self._interrupt(message)
         if self._call is not None:  # the worker died: another worker will soon run its jobs
             os.killpg(0, signal.SIGKILL)
+
+    def _interrupt(self, message: ToChild) -> None:
+        if isinstance(message, StopJobs):
+            with self._lock:
+                self._stops.append(message)
+                self._apply_stops()
+        elif isinstance(message, StepSaved) and (
+            saved := self._unsaved_steps.pop((message.place, message.name), None)
+        ):
+            if message.error:
+                saved.set_exception(CommandFailed("PutStep", message.error))
+            else:
+                saved.set_result(None)
 
     def _apply_stops(self) -> None:
         """Apply the stops of the current call. A stop may arrive before its call, or after it."""
@@ -340,6 +345,19 @@ def _find_task_and_app(message: RunCall) -> tuple[Task[..., Any], Errandry]:
     if not isinstance(task.app, Errandry):
         raise TypeError(f"task {task.name} belongs to a {type(task.app).__name__}, not to an Errandry")
     return task, task.app
+
+
+@contextmanager
+def _exit_on_error() -> Iterator[None]:
+    """Exit at once after an error, such as a message that cannot be read: the worker reports a dead process.
+
+    Without it, the call would hang: an exit in good order waits for the threads that its handler has started.
+    """
+    try:
+        yield
+    except Exception:
+        log.exception("cannot read a message of the worker, ending this child process")
+        os._exit(1)
 
 
 def _close_in_fork(descriptor: int) -> None:
