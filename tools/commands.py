@@ -8,20 +8,22 @@ import click
 
 from errandry.cli.command import CliCommand, CliGroup
 from errandry.cli.main import COMMANDS, EXIT_CODES, INTERRUPTED, errandry
+from errandry.errors import StoreRefused, StoreUnavailable
 
 
 def page() -> str:
     """The text of the page: every command with its options, and the global options once."""
     root = click.Context(errandry, info_name="errandry")
     sections = "\n".join(text for name in COMMANDS for text in _sections(root, name, 2))
-    temporary = max(EXIT_CODES.values())
+    temporary, refused = EXIT_CODES[StoreUnavailable], EXIT_CODES[StoreRefused]
     return f"""# Command line
 
 Written by `make generate` from `errandry.cli`. [The guide](../guide/cli.md) shows how the commands are used.
 
 Data goes to stdout, messages to stderr. The exit code is 0 on success, 1 if a job was refused or not found or
 a check failed, 2 if the command line or a value in it is wrong, {temporary} if the store cannot be reached at
-the moment, and {INTERRUPTED} after Ctrl-C.
+the moment, {refused} if it must not be used (a wrong password, a newer schema, a damaged file), and
+{INTERRUPTED} after Ctrl-C.
 
 Every option can be given as a flag, in the environment (`ERRANDRY_URL`, `ERRANDRY_JOBS_LS_LIMIT`), or in the
 nearest `pyproject.toml` (`url` in `[tool.errandry]`, `limit` in `[tool.errandry.jobs.ls]`), in this order of

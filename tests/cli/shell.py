@@ -107,11 +107,18 @@ class Terminal:
             pass
         return self.process.wait(COMMAND_TIMEOUT)
 
+    def hang_up(self) -> int:
+        """Close the terminal, wait for the end of the process and return its exit code."""
+        os.close(self.master)
+        self.master = -1
+        return self.process.wait(COMMAND_TIMEOUT)
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
-        os.close(self.master)
+        if self.master >= 0:
+            os.close(self.master)
 
     @property
     def text(self) -> str:

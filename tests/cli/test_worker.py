@@ -135,6 +135,18 @@ def test_a_task_that_is_not_declared_is_a_usage_error(cli: Cli) -> None:
 
 
 @SLOW
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_store_that_it_must_not_use_ends_the_worker_at_once(folder: Path, processes: str) -> None:
+    (folder / "errandry.db").write_bytes(b"no database " * 100)
+
+    done = run_process("worker", "shop:jobs", "--processes", processes)
+
+    assert (done.code, "errandry.db: not a sound database" in done.err) == (78, True)
+    assert "trying again" not in done.err
+    assert "restarting it" not in done.err
+
+
+@SLOW
 def test_a_store_in_the_environment_that_the_app_ignores_is_logged(folder: Path) -> None:
     (folder / "own.py").write_text("from errandry import Errandry\njobs = Errandry('sqlite:///own.db')\n")
 
@@ -224,6 +236,26 @@ def test_a_terminal_gets_a_status_line(shop: Shop, terminal: Callable[..., Termi
     screen.type("\x03")
 
     assert screen.wait() == 0
+
+
+@SLOW
+def test_a_worker_whose_terminal_is_closed_drains(
+    shop: Shop, terminal: Callable[..., Terminal], folder: Path
+) -> None:
+    """Its log and its status line have no place to go then."""
+    hold = (
+        "\n\n@jobs.task\nasync def hold() -> str:\n    import asyncio\n    from pathlib import Path\n"
+        "    while not Path('open').exists():\n        await asyncio.sleep(0.01)\n    return 'finished'\n"
+    )
+    (folder / "shop.py").write_text((folder / "shop.py").read_text() + hold)
+    shop.call(shop.jobs.client.insert, [NewJob(id="held", task="hold", payload="{}")])
+    screen = terminal("worker", "shop:jobs", columns=100)
+    screen.wait_until(lambda text: "1 running here" in text)
+
+    (folder / "open").touch()
+
+    assert screen.hang_up() == 0
+    assert shop.call(shop.jobs.get, "held").state == "completed"
 
 
 @SLOW

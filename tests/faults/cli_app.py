@@ -17,6 +17,11 @@ if os.environ.get("APP_BROKEN"):
 if os.environ.get("APP_CRASHES"):
     os._exit(3)
 
+if folder := os.environ.get("APP_IMPORTS_IN"):
+    (Path(folder) / "importing").touch()
+    while not (Path(folder) / "open").exists():
+        time.sleep(0.01)
+
 jobs = Errandry(os.environ.get("ERRANDRY_URL", "memory:"))
 
 
@@ -36,6 +41,17 @@ async def hold_here(ctx: JobContext, folder: str) -> int:
     while not (path / "open").exists():  # noqa: ASYNC110 - another process makes the file
         await asyncio.sleep(0.01)
     return os.getpid()
+
+
+@jobs.task
+async def leave_orphan(folder: str) -> None:
+    """Leave a process behind whose parent has ended, and return when it has been reaped."""
+    shell = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 0.01 & echo $!", stdout=asyncio.subprocess.PIPE
+    )
+    orphan = Path("/proc", (await shell.communicate())[0].decode("ascii").strip())
+    while orphan.exists():  # noqa: ASYNC110 - another process reaps it
+        await asyncio.sleep(0.01)
 
 
 @jobs.task

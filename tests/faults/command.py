@@ -15,17 +15,22 @@ from tests.faults.process import ROOT, Process, wait_until
 class Command(Process):
     """A running `errandry …` command. Its output goes to a file."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self._log = folder / f"command-{len(list(folder.glob('command-*.log')))}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "errandry", *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=environment.get("PWD", ROOT),
                 env={**os.environ, **environment},
             )
+
+
+ERRANDRY = (sys.executable, "-m", "errandry")
+AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--kill-child", "--map-root-user", "--mount-proc", *ERRANDRY)
+"""Runs it as the first process of a process namespace, as in a container."""
 
 
 class CommandScene:
@@ -37,7 +42,12 @@ class CommandScene:
         self._commands: list[Command] = []
 
     def worker(
-        self, *options: str, app: str = "tests.faults.cli_app:jobs", cwd: Path = ROOT, **environment: str
+        self,
+        *options: str,
+        app: str = "tests.faults.cli_app:jobs",
+        cwd: Path = ROOT,
+        program: tuple[str, ...] = ERRANDRY,
+        **environment: str,
     ) -> Command:
         variables = {
             "ERRANDRY_URL": self.url,
@@ -45,7 +55,7 @@ class CommandScene:
             "PWD": str(cwd),
             **environment,
         }
-        command = Command(["worker", app, *options], self.folder, variables)
+        command = Command([*program, "worker", app, *options], self.folder, variables)
         self._commands.append(command)
         return command
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow("starts workers and stops them")
 
 
 @BOTH_LOOPS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_handlers_may_finish_and_no_more_jobs_are_claimed(scene: Scene, number: signal.Signals) -> None:
     jobs = [await scene.enqueue(task, gate=scene.gate) for task in ("hold", "hold", "hold_in_thread")]
     worker = await scene.worker(grace=60.0)
@@ -32,6 +32,22 @@ async def test_handlers_may_finish_and_no_more_jobs_are_claimed(scene: Scene, nu
     assert await scene.app.workers.list() == []
     await scene.worker()
     await scene.check()
+
+
+async def test_a_hangup_is_no_second_signal(scene: Scene) -> None:
+    """Shells and service managers send SIGHUP beside SIGTERM, and a closed terminal sends it twice."""
+    job = await scene.enqueue("hold", gate=scene.gate)
+    worker = await scene.worker(grace=60.0)
+    await scene.started(job)
+
+    for number in (signal.SIGHUP, signal.SIGHUP):
+        worker.signal(number)
+        await worker.wait_for_log("handlers may finish for 60 s")
+    scene.open_gate(attempt=1)
+
+    assert await worker.wait_for_end() == 0
+    assert (await scene.finished(job)).attempts == 1
+    assert "was stopped again" not in worker.log()
 
 
 @pytest.mark.parametrize("task", ["hold", "hold_in_thread", "insist"])

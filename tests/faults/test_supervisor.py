@@ -75,7 +75,7 @@ async def test_no_process_of_a_killed_supervisor_survives(scene: CommandScene, t
     assert (record.state, record.attempts, record.releases) == (State.WAITING, 0, 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_one_signal_drains_all_workers(scene: CommandScene, number: signal.Signals) -> None:
     supervisor = scene.worker("--processes", "2", "--concurrency", "1", "--grace", "60s")
     jobs = [await scene.enqueue("hold_here") for _ in range(2)]

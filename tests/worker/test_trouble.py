@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from errandry import Errandry, Event, Worker
+from errandry import Errandry, Event, Worker, WorkerOptions
 from errandry.claims import trouble
 from errandry.claims.trouble import KNOWN_MAX, QUIET_AFTER, UNSTORED_MAX, TroubleReporter
 from errandry.core.answer import Answer
 from errandry.core.command import Command
 from errandry.core.event import EventKind, EventRecord
-from errandry.errors import StoreFull, StoreUnavailable
+from errandry.errors import StoreFull, StoreReplaced, StoreUnavailable
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing import FakeClock
 from tests.machine_load import WAIT_TIMEOUT
@@ -211,3 +212,19 @@ async def test_a_store_that_cannot_be_written_is_an_error_event_at_once(
     down = "StoreUnavailable: memory: the server is down"
     assert text == f"worker {worker.id}: cannot write to the store, retrying: {down}"
     assert caplog.text.count("cannot write to the store, retrying: memory: the server is down") == 1
+
+
+async def test_a_worker_that_claims_nothing_notices_that_its_store_was_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with Errandry(f"sqlite:///{path}") as jobs:
+        worker = Worker(jobs, WorkerOptions(upkeep=False, beat_every=0.01))
+        worker.pause()
+        running = asyncio.create_task(worker.run())
+        while not await jobs.workers.list():  # noqa: ASYNC110 - the store is asked
+            await asyncio.sleep(0.01)
+
+        path.unlink()
+
+        with pytest.raises(StoreReplaced, match=r"jobs\.db was deleted while it was in use"):
+            await asyncio.wait_for(running, WAIT_TIMEOUT)
+    assert not path.exists()

@@ -447,8 +447,8 @@ class Errandry(Client):
 
             await jobs.run_worker(concurrency=20)
 
-        `options` are those of `WorkerOptions`. With `signals`, SIGTERM and SIGINT stop it once the handlers
-        have finished. If it is canceled, it releases its jobs without waiting for their handlers.
+        `options` are those of `WorkerOptions`. With `signals`, SIGTERM, SIGINT and SIGHUP stop it once the
+        handlers have finished. If it is canceled, it releases its jobs without waiting for their handlers.
         """
         worker = import_module("errandry.worker")  # by name: the worker imports the app, so it is above it
         check_names(options, RunWorkerOptions)

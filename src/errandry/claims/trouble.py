@@ -13,6 +13,7 @@ from errandry.claims.failure import failure
 from errandry.clock import Clock
 from errandry.core.command import REPORT_MAX, ReportTrouble
 from errandry.core.event import EventKind, EventRecord, trouble_event, trouble_prefix
+from errandry.errors import StoreReplaced
 from errandry.store.engine.change_counter import ChangeCounter
 from errandry.store.engine.engine import Engine
 
@@ -65,10 +66,15 @@ class TroubleReporter:
         self._changes = ChangeCounter()
         self._is_closing = False
         self._observer: Callable[[EventRecord], None] | None = None
+        self._on_lost_store: Callable[[StoreReplaced], None] | None = None
 
     def set_observer(self, observer: Callable[[EventRecord], None]) -> None:
         """Call `observer` with each `error` event of this worker, from the thread that reports it."""
         self._observer = observer
+
+    def watch_for_lost_store(self, on_lost_store: Callable[[StoreReplaced], None]) -> None:
+        """Call `on_lost_store` with each report that the store was deleted or replaced. From any thread."""
+        self._on_lost_store = on_lost_store
 
     def is_own(self, event: EventRecord) -> bool:
         """Whether this worker has reported this event."""
@@ -78,6 +84,8 @@ class TroubleReporter:
         self, what: str, error: BaseException | None = None, redact: Callable[[str], str] = str
     ) -> None:
         """Report trouble, unless the same has occurred in the last `QUIET_AFTER` seconds. From any thread."""
+        if self._on_lost_store is not None and isinstance(error, StoreReplaced):
+            self._on_lost_store(error)
         text, kind = what, ""
         if error is not None:
             failed = failure(error)

@@ -76,7 +76,7 @@ async def _run_story(session: Session, limit: float | None, is_live: bool, log: 
         if not is_live and not session.json:
             session.print(f"{_elapsed(started)}  {_chapter_line(session, chapter)}")
 
-    story, supervisor = Story(print_chapter), Supervisor(_worker_command, WORKERS, WORKER_GRACE)
+    story, supervisor = Story(print_chapter), Supervisor(_worker_command(), WORKERS, WORKER_GRACE)
     async with shop.jobs:
         with _redirect_stderr(log):
             tasks = [asyncio.create_task(supervisor.run()), asyncio.create_task(story.play())]
@@ -102,7 +102,7 @@ async def _wait_for_end(tasks: "Sequence[asyncio.Task[Any]]", story: "Story", li
         done, _ = await asyncio.wait(tasks, timeout=REFRESH_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _worker_command(descriptor: int) -> list[str]:
+def _worker_command() -> list[str]:
     """The command line of a worker, the same as a user would type."""
     command = [sys.executable, "-P", "-m", "errandry", "worker", "errandry.demo.shop:jobs"]
     return [
@@ -113,8 +113,6 @@ def _worker_command(descriptor: int) -> list[str]:
         f"{WORKER_GRACE:g}",
         "--process-slots",
         "1",
-        "--supervisor-pipe",
-        str(descriptor),
     ]
 
 

@@ -4,6 +4,7 @@
 1    a job was refused or not found, or a check failed
 2    the command line, or a value or a query in it, is wrong
 75   the store cannot be reached at the moment: try again
+78   the store must not be used: a wrong password, a newer schema, a file that was deleted or is damaged
 130  interrupted
 """
 
@@ -21,7 +22,7 @@ from errandry.cli.command import CliGroup
 from errandry.cli.config import load_defaults
 from errandry.cli.standard_streams import ClosedOutput, replace_closed_streams
 from errandry.core.printable import clean
-from errandry.errors import ErrandryError, InvalidValue, QueryError, StoreUnavailable
+from errandry.errors import ErrandryError, InvalidValue, QueryError, StoreRefused, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
     "demo": "Run a demo: jobs, workers, failures and a crash",
@@ -50,6 +51,7 @@ EXIT_CODES: Mapping[type[ErrandryError], int] = {
     InvalidValue: USAGE_ERROR,
     QueryError: USAGE_ERROR,
     StoreUnavailable: 75,
+    StoreRefused: 78,
 }
 INTERRUPTED = 130
 

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -93,21 +94,29 @@ ShowStatus = Callable[[str], None]
     default="text",
     help="Lines for people, or a JSON object per line; default: text",
 )
+@click.option(
+    "--no-wait",
+    is_flag=True,
+    help="Fail at once if the store cannot be reached at the start, instead of waiting for it",
+)
 @click.option("--supervisor-pipe", type=int, hidden=True)
+@click.option("--store-exists", is_flag=True, hidden=True)
 def worker(
     target: str | None,
     processes: int,
     reload: bool,
     log_level: str,
     log_format: str,
+    no_wait: bool,
     supervisor_pipe: int | None,
-    no_upkeep: bool,
     **given: Any,
 ) -> int:
     """Run a worker for an app, such as errandry worker shop:jobs.
 
     SIGTERM or Ctrl-C stops it: it claims no more jobs, waits for running handlers up to --grace, and releases
-    the rest. A second signal stops it at once.
+    the rest. A second signal stops it at once. SIGHUP, as from a terminal that is closed, stops it too.
+
+    If the server of its store cannot be reached yet, it waits for it. --no-wait turns that off.
     """
     session = click.get_current_context().ensure_object(Session)
     session.app = target or session.app
@@ -115,10 +124,13 @@ def worker(
         raise click.UsageError(
             "No app given: write errandry worker shop:jobs, for jobs = Errandry(…) in shop.py."
         )
-    options = _worker_options(no_upkeep, given)
+    store_exists: bool = given.pop("store_exists")
+    options = _worker_options(given)
     if supervisor_pipe is None and (processes > 1 or reload):
         configure_logging(log_level, log_format)
         return _supervise(processes, options.grace, os.getcwd() if reload else None)
+    from errandry.cli.store_wait import open_store
+    from errandry.worker import Worker
     from errandry.worker.supervisor_pipe import SupervisorPipe
 
     pipe = None if supervisor_pipe is None else SupervisorPipe(supervisor_pipe)
@@ -129,10 +141,11 @@ def worker(
     is_for_people = log_format == "text" and not session.json
     has_status = pipe is None and is_for_people and sys.stderr.isatty()
     with _status_line(has_status, log_level, log_format) as show:
-        return event_loop.run(_run_worker(jobs, options, pipe, show))
+        opening = partial(open_store, jobs, waits=not no_wait, must_exist=store_exists)
+        return event_loop.run(_run_worker(Worker(jobs, options), opening, pipe, show))
 
 
-def _worker_options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
+def _worker_options(given: dict[str, Any]) -> "WorkerOptions":
     """The given options, and defaults for the rest."""
     from errandry.worker import WorkerOptions
 
@@ -141,7 +154,7 @@ def _worker_options(no_upkeep: bool, given: dict[str, Any]) -> "WorkerOptions":
     if "recycle_memory" in options:
         options["recycle_memory"] = size(options["recycle_memory"])
     order = _queue_order(options.pop("strict"), options.pop("weights", None), options.get("queues"))
-    return WorkerOptions(upkeep=not no_upkeep, queue_order=order, **options)
+    return WorkerOptions(upkeep=not options.pop("no_upkeep"), queue_order=order, **options)
 
 
 def _queue_order(
@@ -173,24 +186,51 @@ def _load_app(session: Session) -> "Errandry":
 
 
 async def _run_worker(
-    jobs: "Errandry", options: "WorkerOptions", pipe: "SupervisorPipe | None", show: ShowStatus | None
+    worker: "Worker",
+    open_app: Callable[[], Coroutine[Any, Any, None]],
+    pipe: "SupervisorPipe | None",
+    show: ShowStatus | None,
 ) -> int:
+    """Run a worker until it is stopped. If that is while the store is being opened, end at once."""
     from errandry.claims.presence import CLOSE_TIMEOUT
-    from errandry.worker import Worker
+    from errandry.worker.stop_signals import StopSignals
 
-    async with jobs:
-        worker = Worker(jobs, options)
-        _log_start(jobs, worker)
-        if pipe is not None:
-            pipe.connect(worker.stop, options.grace)
-        status_task = None if show is None else asyncio.create_task(_update_status(jobs, worker, show))
+    jobs, opening = worker.app, asyncio.ensure_future(open_app())
+
+    def stop() -> None:
+        opening.cancel()
+        worker.stop()
+
+    _log_start(jobs, worker)
+    if pipe is not None:
+        pipe.connect(stop, worker.options.grace)
+    with StopSignals(stop) if pipe is None else nullcontext():
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            log.info("worker %s was stopped before it had opened the store", worker.id)
+            return 0
         try:
-            await worker.run(signals=pipe is None, is_program=True)
+            opening.result()
+            if pipe is not None:
+                pipe.report_ready()
+            async with _updating_status(jobs, worker, show):
+                await worker.run(is_program=True)
         finally:
-            if status_task is not None:
-                status_task.cancel()
             await jobs.close(CLOSE_TIMEOUT)
     return 0
+
+
+@asynccontextmanager
+async def _updating_status(
+    jobs: "Errandry", worker: "Worker", show: ShowStatus | None
+) -> AsyncIterator[None]:
+    """Update the status line while the block runs."""
+    task = None if show is None else asyncio.create_task(_update_status(jobs, worker, show))
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
 
 
 def _log_start(jobs: "Errandry", worker: "Worker") -> None:
@@ -219,13 +259,8 @@ def _log_start(jobs: "Errandry", worker: "Worker") -> None:
 def _supervise(processes: int, grace: float, reload: str | None) -> int:
     from errandry.worker.supervisor import Supervisor
 
-    def command(descriptor: int) -> list[str]:
-        return [sys.executable, "-P", "-m", "errandry", *sys.argv[1:], "--supervisor-pipe", str(descriptor)]
-
-    async def run() -> int:
-        return await Supervisor(command, processes, grace, reload).run()
-
-    return asyncio.run(run())
+    command = [sys.executable, "-P", "-m", "errandry", *sys.argv[1:]]
+    return asyncio.run(Supervisor(command, processes, grace, reload).run())
 
 
 @contextmanager
@@ -238,11 +273,15 @@ def _status_line(has_status: bool, level: str, log_format: str) -> Iterator[Show
     from rich.console import Console
     from rich.status import Status
 
-    with Status("starting", console=Console(stderr=True), refresh_per_second=2) as status:
-        configure_logging(
-            level, log_format
-        )  # only now: rich has replaced stderr, so that the log goes above the status
+    status = Status("starting", console=Console(stderr=True), refresh_per_second=2)
+    status.start()
+    try:
+        # Only now: rich has replaced stderr, so that the log goes above the status.
+        configure_logging(level, log_format)
         yield status.update
+    finally:
+        with suppress(OSError):  # the terminal was closed
+            status.stop()
 
 
 async def _update_status(jobs: "Errandry", worker: "Worker", show: ShowStatus) -> None:

@@ -8,14 +8,14 @@ import asyncio
 import logging
 import os
 import random
-import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
 from errandry.worker.children.process import describe_exit
 from errandry.worker.reload import watch_files
+from errandry.worker.stop_signals import StopSignals
 from errandry.worker.supervisor_pipe import EXIT_MARGIN, READY, STOP
 
 log = logging.getLogger("errandry.supervisor")
@@ -30,37 +30,37 @@ FAILED_STARTS_MAX = 3
 """Number of workers in a row that may end before they were ready; then the supervisor gives up."""
 POLL_INTERVAL = 0.5
 """Seconds between two checks of the time limit of a stopped worker."""
-USAGE_ERROR = 2
-"""Exit code of a worker whose command line or app is wrong. Another start would end the same."""
+USAGE_ERROR, STORE_REFUSED = 2, 78
+"""Exit codes of a worker whose command line or app is wrong, and of one that must not use its store.
+
+Another start would end the same."""
+_FINAL = {USAGE_ERROR: "a usage error", STORE_REFUSED: "it must not use its store"}
 STOP_TIMEOUT = 5.0
 """Seconds a worker may take to exit after a second stop, which skips the grace."""
 
 
 class Supervisor:
-    """Keeps `count` workers running. `command` returns a worker's command line for its pipe's descriptor.
+    """Keeps `count` workers running. `command` is their command line, to which it adds options of its own.
 
     With `reload`, they restart whenever a Python file below this folder changes.
     """
 
-    def __init__(
-        self, command: Callable[[int], Sequence[str]], count: int, grace: float, reload: str | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], count: int, grace: float, reload: str | None = None) -> None:
         self._command, self._count, self._grace, self._reload = command, count, grace, reload
         self._stops = 0
         self._stopping = asyncio.Event()
         self._exit_code = 0
         self._failed_starts = 0
+        self._store_exists = False
         self._changed = asyncio.Event()
         self._workers: set[_Worker] = set()
 
     async def run(self) -> int:
-        """Run until SIGTERM or SIGINT; a second signal skips the grace. Returns the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        """Run until a signal of `StopSignals`; a second one skips the grace. Returns the exit code."""
         watcher = None if self._reload is None else asyncio.create_task(self._restart_on_change(self._reload))
         try:
-            await asyncio.gather(*(self._keep_worker_running(number) for number in range(1, self._count + 1)))
+            with StopSignals(self.stop):
+                await asyncio.gather(*(self._keep_worker_running(n) for n in range(1, self._count + 1)))
         finally:
             if watcher is not None:
                 watcher.cancel()
@@ -80,10 +80,11 @@ class Supervisor:
         while not self._stopping.is_set():
             self._changed.clear()
             began = monotonic()
-            worker = await _Worker.start(self._command)
+            worker = await _Worker.start(self._command, self._has_been_ready())
             self._workers.add(worker)
             log.info("started worker %d, process %d", number, worker.pid)
             code = await self._wait_for_exit(worker)
+            self._has_been_ready()
             self._workers.discard(worker)
             if self._stopping.is_set() or (code == 0 and not worker.is_stopped):
                 return
@@ -91,13 +92,18 @@ class Supervisor:
                 continue  # for a reload
             failures = 1 if monotonic() - began >= HEALTHY_AFTER else failures + 1
             self._failed_starts = 0 if worker.was_ready else self._failed_starts + 1
-            if code == USAGE_ERROR and monotonic() - began < HEALTHY_AFTER and self._reload is None:
-                log.error(
-                    "worker %d %s, a usage error: a restart would not help", number, describe_exit(code)
-                )
-                self._give_up(USAGE_ERROR)
+            is_final = code == STORE_REFUSED or (code == USAGE_ERROR and monotonic() - began < HEALTHY_AFTER)
+            if is_final and self._reload is None:
+                why = f"{describe_exit(code)}, {_FINAL[code]}"
+                log.error("worker %d %s: a restart would not help", number, why)
+                self._give_up(code)
                 return
             await self._wait_before_restart(number, code, failures)
+
+    def _has_been_ready(self) -> bool:
+        """Whether any worker has been ready, and so has opened the store."""
+        self._store_exists = self._store_exists or any(worker.was_ready for worker in self._workers)
+        return self._store_exists
 
     async def _wait_for_exit(self, worker: "_Worker") -> int:
         """Return its exit code; kill it if it was stopped and does not exit in time.
@@ -118,7 +124,7 @@ class Supervisor:
     async def _wait_before_restart(self, number: int, code: int, failures: int) -> None:
         """Wait before a worker is restarted, longer after each failure. Give up if none becomes ready."""
         ending = describe_exit(code)
-        if self._reload is not None and (self._failed_starts or code == USAGE_ERROR):
+        if self._reload is not None and (self._failed_starts or code in _FINAL):
             log.error("worker %d %s while it started; a changed file restarts it", number, ending)
             await _wait_for_any(self._changed, self._stopping)
         elif self._failed_starts >= FAILED_STARTS_MAX:
@@ -154,12 +160,19 @@ class _Worker:
         self._was_ready = False
 
     @classmethod
-    async def start(cls, command: Callable[[int], Sequence[str]]) -> "_Worker":
+    async def start(cls, command: Sequence[str], store_exists: bool) -> "_Worker":
+        """Start a worker. With `store_exists`, it makes no new store in place of one that was deleted."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
+            options = [
+                "--supervisor-pipe",
+                str(theirs.fileno()),
+                *(["--store-exists"] if store_exists else []),
+            ]
             process = await asyncio.create_subprocess_exec(
-                *command(theirs.fileno()),
+                *command,
+                *options,
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C must reach only the supervisor, which stops the workers

@@ -7,12 +7,13 @@ would take the supervisor's signal for a second one.
 
 import asyncio
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+
+from errandry.worker.stop_signals import handled_signals
 
 READY = b"r"
 STOP = b"s"
@@ -29,15 +30,18 @@ class SupervisorPipe:
         self._is_stopped = False
 
     def connect(self, stop: Callable[[], None], grace: float) -> None:
-        """Tell the supervisor that the worker is ready, and call `stop` on this loop for each stop it sends.
+        """Call `stop` on this loop for each stop that the supervisor sends.
 
         If the supervisor dies, the worker stops too; after its grace and `EXIT_MARGIN`, the process exits.
         """
         loop, drain = asyncio.get_running_loop(), partial(self._stop_once, stop)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in handled_signals():
             loop.add_signal_handler(number, drain)
         listen = partial(self._read_stops, loop, drain, stop, grace)
         threading.Thread(target=listen, name="errandry-supervisor", daemon=True).start()
+
+    def report_ready(self) -> None:
+        """Tell the supervisor that the worker has opened its store."""
         with suppress(OSError):
             self._socket.send(READY)
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
 from errandry.core.command import Beat, SlotShare
 from errandry.core.job import JobRecord
-from errandry.errors import StoreError
+from errandry.errors import StoreError, StoreReplaced
 from errandry.worker.archiver import archive_forever
 from errandry.worker.children.pool import ChildPool
 from errandry.worker.children.process import refuse_in_child
@@ -37,6 +36,7 @@ from errandry.worker.log_capture import JobLogHandler
 from errandry.worker.observers import Observers
 from errandry.worker.options import WorkerOptions
 from errandry.worker.slots import Slots
+from errandry.worker.stop_signals import StopSignals
 from errandry.worker.watchdog import Watchdog
 
 log = logging.getLogger("errandry.worker")
@@ -64,9 +64,9 @@ class Health(Struct, frozen=True):
 class Worker:
     """Runs the handlers of an app's tasks until it is stopped.
 
-    `await worker.run()` returns after `stop()`, or after SIGTERM or SIGINT if it handles `signals`. The
-    worker then claims no more jobs, lets handlers finish for `grace` seconds, stops the others and releases
-    their jobs. A second signal skips the grace.
+    `await worker.run()` returns after `stop()`, or after SIGTERM, SIGINT or SIGHUP if it handles `signals`.
+    The worker then claims no more jobs, lets handlers finish for `grace` seconds, stops the others and
+    releases their jobs. A second SIGTERM or SIGINT skips the grace.
     """
 
     def __init__(self, app: Errandry, options: WorkerOptions | None = None) -> None:
@@ -75,6 +75,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._skip_grace = asyncio.Event()
         self._has_abandoned_claim = self._is_draining = self._is_program = False
+        self._lost_store: StoreReplaced | None = None
         self._task: asyncio.Task[Any] | None = None
         self._trouble = TroubleReporter(app.engine, app.clock, self.id)
         self._children = ChildPool(app, self.options, self._trouble.report)
@@ -127,11 +128,13 @@ class Worker:
 
         `is_program`: the program is this worker and nothing else. If it ends although nothing has stopped it,
         a handler may be the cause: for the jobs that run, this counts like the death of the worker.
+        Raises StoreReplaced, without waiting for handlers, if the store is deleted or replaced.
         """
         refuse_in_child()
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._is_program, self._has_ended = is_program, Future[None]()
         self._has_ended.set_running_or_notify_cancel()  # so that a canceled wait does not cancel it
+        self._trouble.watch_for_lost_store(self._report_lost_store)
         self.app.client.before_close.append(self._end_with_app)
         try:
             async with self._services(signals):
@@ -139,6 +142,8 @@ class Worker:
         finally:
             self.app.client.before_close.remove(self._end_with_app)
             self._has_ended.set_result(None)
+        if self._lost_store is not None:
+            raise self._lost_store
 
     async def _claim_until_stopped(self) -> None:
         claiming = EngineTask(self.app.engine, self._claimer.run)
@@ -165,6 +170,19 @@ class Worker:
             self._skip_grace.set()
         self._claimer.stop()  # at once: a pass on the engine's thread may be about to claim
         self._stopping.set()
+
+    def _report_lost_store(self, error: StoreReplaced) -> None:
+        """Called from any thread."""
+        with suppress(RuntimeError):  # the loop was closed: the worker has ended
+            self._loop.call_soon_threadsafe(self._lose_store, error)
+
+    def _lose_store(self, error: StoreReplaced) -> None:
+        """Stop: nothing can be written any more, not even the outcomes of the running handlers."""
+        if self._lost_store is None:
+            log.error("worker %s stops, its store is gone: %s", self.id, error)
+            self._lost_store = error
+            self._skip_grace.set()
+            self.stop()
 
     def pause(self) -> None:
         """Claim nothing until resumed; running handlers go on."""
@@ -354,7 +372,7 @@ class Worker:
         self._children.lock_descriptor = presence.descriptor
         storing = asyncio.create_task(self.app.engine.call(self._trouble.store_forever))
         try:
-            with _Signals(self.stop if signals else None):
+            with StopSignals(self.stop) if signals else nullcontext():
                 await presence.report()
                 await observers.start()
                 await self._put_declared()
@@ -390,33 +408,3 @@ class Worker:
         if self.options.upkeep:
             loops.append(self._upkeep_loop.run)
         return loops
-
-
-class _Signals:
-    """SIGTERM and SIGINT call `stop` while the block runs.
-
-    After one of them they are ignored until the event loop closes: the program ends, and a second signal
-    must not interrupt it while it closes the store.
-    """
-
-    def __init__(self, stop: Callable[[], object] | None) -> None:
-        self._stop, self._was_received = stop, False
-
-    def __enter__(self) -> None:
-        if self._stop is not None:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._receive)
-
-    def __exit__(self, *_: object) -> None:
-        if self._stop is not None:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                if self._was_received:
-                    loop.add_signal_handler(number, lambda: None)
-                else:
-                    loop.remove_signal_handler(number)
-
-    def _receive(self) -> None:
-        self._was_received = True
-        if self._stop is not None:
-            self._stop()

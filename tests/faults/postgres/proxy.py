@@ -12,6 +12,8 @@ from typing import Self
 
 COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 """The message of a server after a commit."""
+ENCRYPTION_REQUESTS = (80877103, 80877104)
+"""The codes of requests for TLS and GSS encryption, which come before the startup message."""
 
 
 class Proxy:
@@ -20,6 +22,7 @@ class Proxy:
     delay            seconds by which every reply is delayed
     refuses          a new connection is closed at once
     is_silent        a new connection is accepted, and never gets a reply
+    error            code and text of the error that a new connection gets, as from a server that is starting
     replies_to_lose  number of replies to a commit that are lost next, with their connection
 
     `accepted` counts attempts to connect, `lost_replies` the replies that were lost.
@@ -29,6 +32,7 @@ class Proxy:
         self._target = folder / ".s.PGSQL.5432"
         self.delay = 0.0
         self.refuses = self.is_silent = False
+        self.error: tuple[str, str] | None = None
         self.replies_to_lose = self.accepted = self.lost_replies = self.port = 0
         self._connections: set[_ProxiedConnection] = set()
         self._loop = asyncio.new_event_loop()
@@ -79,7 +83,9 @@ class Proxy:
         connection = _ProxiedConnection(writer, self.is_silent)
         self._connections.add(connection)
         try:
-            if not self.refuses:
+            if self.error is not None:
+                await self._answer_with_error(reader, writer, *self.error)
+            elif not self.refuses:
                 server_reader, connection.back = await asyncio.open_unix_connection(self._target)
                 await asyncio.gather(
                     self._forward_requests(reader, connection.back, connection),
@@ -90,6 +96,21 @@ class Proxy:
         finally:
             connection.abort()
             self._connections.discard(connection)
+
+    async def _answer_with_error(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, code: str, text: str
+    ) -> None:
+        """Answer the startup message, after a request for encryption if there is one, and disconnect."""
+        while True:
+            length = int.from_bytes(await reader.readexactly(4))
+            if int.from_bytes((await reader.readexactly(length - 4))[:4]) not in ENCRYPTION_REQUESTS:
+                break
+            writer.write(b"N")
+        fields = f"SFATAL\0VFATAL\0C{code}\0M{text}\0\0".encode()
+        writer.write(b"E" + (len(fields) + 4).to_bytes(4) + fields)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
 
     async def _forward_requests(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: "_ProxiedConnection"
