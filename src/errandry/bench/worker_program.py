@@ -23,6 +23,7 @@ async def main(options: WorkerOptions, pipe: SupervisorPipe) -> None:
     async with declare_app() as app:
         worker = Worker(app, options)
         pipe.connect(worker.stop, options.grace)
+        pipe.report_ready()
         if not sys.stdin.readline():  # this may block the event loop: the worker does not run yet
             return
         began = time.time()
