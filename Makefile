@@ -4,7 +4,17 @@ PYTHON ?= python3
 JOBS   ?= 3
 ARGS   ?=
 
+# .venv; for a given PYTHON of another version than that of .venv, an environment of its own, such as .venv-3.13.
+VERSION = $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 VENV   := .venv
+ifneq ($(origin PYTHON),file)
+ifneq ($(wildcard .venv/bin/python),)
+GIVEN  := $(shell $(call VERSION,$(PYTHON)))
+ifneq ($(GIVEN),$(shell $(call VERSION,.venv/bin/python)))
+VENV   := .venv-$(GIVEN)
+endif
+endif
+endif
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 LOCK   := requirements/dev.lock
@@ -14,7 +24,7 @@ CODE    = $(wildcard src tests bench tools examples)
 COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-.PHONY: help demo test check prove bench bench-quick bench-all docs format-check lint types format generate lock clean
+.PHONY: help demo test test-pythons check prove bench bench-quick bench-all docs format-check lint types format generate lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -25,6 +35,11 @@ demo: $(BASE) ## Run a sample app, its workers and a story of failures (ARGS="--
 
 test: format-check lint types ## Run everything but the proofs (ARGS="-k settle" to pick)
 	$(PYTEST)
+
+test-pythons: $(READY) ## Run everything on each Python version that is claimed and found here
+	@failed=; for python in $$($(BIN)/python -m tools.pythons); do \
+	    echo "== $$python"; $(MAKE) test PYTHON=$$python || failed="$$failed $$python"; done; \
+	    test -z "$$failed" || { echo "failed on:$$failed" >&2; exit 1; }
 
 check: format-check lint types ## Format, lint, types, architecture, fast tests: three minutes on two processors
 	$(PYTEST) -m "not slow and not prove"
@@ -74,7 +89,7 @@ lock: $(BIN)/uv ## Write requirements/*.lock from pyproject.toml (ARGS=--upgrade
 	@if grep -n '://' $(LOCK) $(RUN); then echo "a lock must not name a registry" >&2; exit 1; fi
 
 clean: ## Remove the environment, caches and builds
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache build dist
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What Errandry itself needs: enough for the demo, and there in seconds.

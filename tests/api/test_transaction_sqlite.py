@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -65,8 +66,11 @@ async def test_connections_that_cannot_be_used(jobs: Errandry, db: apsw.Connecti
     ):
         with pytest.raises(InvalidValue, match=why):
             jobs.sync.bind(connection).enqueue("send")
-    with pytest.raises(InvalidValue, match=r"sqlite3\.Connection.*takes an apsw.Connection"):
-        jobs.bind(sqlite3.connect(tmp_path / "third.db"))
+    with (
+        closing(sqlite3.connect(tmp_path / "third.db")) as third,
+        pytest.raises(InvalidValue, match=r"sqlite3\.Connection.*takes an apsw.Connection"),
+    ):
+        jobs.bind(third)
     with pytest.raises(InvalidValue, match=r"blocks: bind it with jobs\.sync\.bind"):
         await jobs.bind(db).enqueue("send")
 

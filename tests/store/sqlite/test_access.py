@@ -79,7 +79,7 @@ class TestPath:
             ("folder", StoreRefused, "is not a file: give the path"),
             ("link", StoreRefused, "is not a file: give the path"),
             ("pipe", StoreRefused, "is not a file: give the path"),
-            ("nul\0", InvalidValue, "null byte"),
+            ("nul\0", InvalidValue, "it contains a NUL character"),
             ("surrogate\udcff", InvalidValue, "surrogates not allowed"),
             ("x" * 300, StoreRefused, "name too long"),
         ],

@@ -228,6 +228,8 @@ def _create_file(path: str) -> None:
 
     An existing file is not opened: closing it would drop the locks that this process has on it.
     """
+    if "\0" in path:
+        raise InvalidValue("path", path, "no name of a file (it contains a NUL character)")
     try:
         path.encode()
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
