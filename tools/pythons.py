@@ -1,4 +1,4 @@
-"""Print an interpreter for each Python version that pyproject.toml claims, one a line, for `make test-pythons`.
+"""Print an interpreter for each Python version that pyproject.toml claims, for `make test-pythons`.
 
 They are searched on the path, then among those of pyenv. A version without one is named on stderr.
 """

@@ -202,6 +202,9 @@ class ChildProgram:
     async def _call_plain(self, function: Callable[[], Any], call: HandlerCall) -> Any:
         """Call a plain function on this thread. As in a worker's thread, it may run its own event loop."""
         loop = asyncio._get_running_loop()
+        task = None if loop is None else asyncio.current_task(loop)
+        if loop is not None and task is not None:
+            asyncio.tasks._leave_task(loop, task)
         asyncio._set_running_loop(None)
         self._is_in_plain_function = True
         try:
@@ -209,6 +212,8 @@ class ChildProgram:
         finally:
             self._is_in_plain_function = False
             asyncio._set_running_loop(loop)
+            if loop is not None and task is not None:
+                asyncio.tasks._enter_task(loop, task)
         if call.is_stopped:  # it returned because it was asked to stop: there is no result
             raise asyncio.CancelledError
         return value
