@@ -90,8 +90,9 @@ async def test_a_plain_function_runs_on_the_main_thread_of_a_child(
     assert seen["job"] == [job.id, 1, record.fence]
     assert seen["environment"] == ["ERRANDRY_LOOP", "ERRANDRY_URL"]
     assert inherited not in seen["descriptors"]
-    # stdin, stdout, stderr; two sockets, crash file, lock; three of its event loop; the listing itself.
-    assert len(seen["descriptors"]) <= 11
+    # stdin, stdout, stderr; two sockets, crash file, lock; three of its event loop; the listing itself; and
+    # in some builds libffi, which keeps its own library open.
+    assert len(seen["descriptors"]) <= 12
     assert not is_alive(seen["pid"])
 
 
