@@ -1,3 +1,7 @@
+TABLE answers WITH {autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
+    nonce text COLLATE "C" NOT NULL
+    at double precision NOT NULL
+    answer text NOT NULL
 TABLE bind_inbox WITH {toast_tuple_target=8160,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_cost_delay=0}
     n bigint NOT NULL IDENTITY
     at double precision NOT NULL
@@ -251,6 +255,7 @@ TABLE workers WITH {fillfactor=50}
     worker text COLLATE "C" NOT NULL
     seen_at double precision NOT NULL
     beat text NOT NULL
+CONSTRAINT errandry.answers answers_pkey PRIMARY KEY (nonce)
 CONSTRAINT errandry.bind_inbox bind_inbox_pkey PRIMARY KEY (n)
 CONSTRAINT errandry.claims claims_pkey PRIMARY KEY (worker, n)
 CONSTRAINT errandry.closing_flows closing_flows_pkey PRIMARY KEY (parent)
@@ -274,6 +279,8 @@ CONSTRAINT errandry.store store_pkey PRIMARY KEY (one)
 CONSTRAINT errandry.totals totals_pkey PRIMARY KEY (queue, task, name)
 CONSTRAINT errandry.virtual_times virtual_times_pkey PRIMARY KEY (queue)
 CONSTRAINT errandry.workers workers_pkey PRIMARY KEY (worker)
+CREATE INDEX answers_age ON errandry.answers USING btree (at)
+CREATE UNIQUE INDEX answers_pkey ON errandry.answers USING btree (nonce)
 CREATE UNIQUE INDEX bind_inbox_pkey ON errandry.bind_inbox USING btree (n)
 CREATE UNIQUE INDEX claims_pkey ON errandry.claims USING btree (worker, n)
 CREATE INDEX closing_flows_canceling ON errandry.closing_flows USING btree (parent) WHERE (cancel IS NOT NULL)

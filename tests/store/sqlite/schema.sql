@@ -1,3 +1,11 @@
+CREATE TABLE answers (
+    nonce  TEXT PRIMARY KEY,
+    at     REAL NOT NULL,
+    answer TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX answers_age ON answers (at);
+
 CREATE TABLE claims (
     worker     TEXT PRIMARY KEY,
     claimed_at REAL NOT NULL,

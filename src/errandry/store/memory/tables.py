@@ -23,7 +23,14 @@ from errandry.core.unique import KeyHolder
 from errandry.store import cursors
 from errandry.store.contract import EventEntry, StoreLimits
 from errandry.store.memory.counters import MemoryCounters
-from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas, DueTimes
+from errandry.store.tables.protocol import (
+    ANSWERS_AGE,
+    ANSWERS_TRIM_FACTOR,
+    Change,
+    ClaimedRefs,
+    Deltas,
+    DueTimes,
+)
 
 _UNTAKEN = (State.BLOCKED, State.SCHEDULED, State.WAITING)
 
@@ -46,6 +53,7 @@ class MemoryTables(MemoryCounters):
         self._log: list[tuple[int, float, tuple[EventRecord, ...]]] = []
         self._rows = 0
         self._claims: dict[str, tuple[float, dict[str, ClaimedRefs]]] = {}
+        self._answers: dict[str, tuple[float, str]] = {}
         self._gates: dict[GateKey, GateRecord] = {}
         self._virtual_starts: dict[tuple[str, str], float] = {}
         self._virtual_times: dict[str, tuple[float, float]] = {}
@@ -287,6 +295,12 @@ class MemoryTables(MemoryCounters):
     def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
         return self._claims[worker][1].get(nonce) if worker in self._claims else None
 
+    def save_answers(self, answers: Mapping[str, str], now: float) -> None:
+        self._answers |= {nonce: (now, answer) for nonce, answer in answers.items()}
+
+    def load_answers(self, nonces: Sequence[str]) -> dict[str, str]:
+        return {nonce: self._answers[nonce][1] for nonce in nonces if nonce in self._answers}
+
     def gate(self, key: GateKey) -> GateRecord:
         return self._gates.get(key) or GateRecord(*key)
 
@@ -380,6 +394,9 @@ class MemoryTables(MemoryCounters):
         for worker, (at, _) in list(self._claims.items()):
             if at <= now - limits.workers_age:
                 del self._claims[worker]
+        old = (nonce for nonce, (at, _) in self._answers.items() if at <= now - ANSWERS_AGE)
+        for nonce in list(islice(old, ANSWERS_TRIM_FACTOR * limit)):
+            del self._answers[nonce]
         by_expiry = sorted(
             (key.expires_at, slot) for slot, key in self._keys.items() if key.expires_at is not None
         )

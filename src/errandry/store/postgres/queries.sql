@@ -1092,6 +1092,16 @@ INSERT INTO errandry.claims (worker, n, claimed_at, refs) VALUES (%(worker)s, %(
 -- The claims of a worker's last pass, and its number.
 SELECT n, refs FROM errandry.claims WHERE worker = %s ORDER BY n DESC LIMIT 1;
 
+-- name: save_answers
+-- Save the answers to commands, so that they can be answered again. Waits for a transaction that is saving an answer to
+-- the same command, and fails if that commits: then the command is applied already.
+INSERT INTO errandry.answers (nonce, at, answer)
+SELECT nonce, %s::float8, answer FROM unnest(%s::text[], %s::text[]) AS new (nonce, answer) ORDER BY nonce COLLATE "C";
+
+-- name: load_answers
+-- The saved answers under some nonces. Locks nothing.
+SELECT nonce, answer FROM errandry.answers WHERE nonce = ANY (%s::text[]);
+
 -- name: create_gates
 -- Gates by their keys. Inserts those that do not exist and are to be created, without a rule. Locks all of them in the
 -- order of their keys until the commit.
@@ -1318,6 +1328,11 @@ DELETE FROM errandry.workers WHERE seen_at <= %s RETURNING worker;
 -- name: drop_old_claims
 -- Delete saved claims that are too old to be repeated. Locks the rows it deletes.
 DELETE FROM errandry.claims WHERE claimed_at <= %s;
+
+-- name: drop_old_answers
+-- Delete saved answers to commands that are not sent again any more. Locks the rows it deletes.
+DELETE FROM errandry.answers
+ WHERE nonce = ANY (ARRAY (SELECT nonce FROM errandry.answers WHERE at <= %s ORDER BY at LIMIT %s));
 
 -- name: idle_lanes
 -- Lanes that seem to have no waiting jobs, and whether each is marked. Locks them, so that no transaction puts a job

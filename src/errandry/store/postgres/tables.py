@@ -31,7 +31,7 @@ from errandry.store.postgres.partitions import day_of
 from errandry.store.postgres.pipeline import Pipeline, StatementParams
 from errandry.store.postgres.prefetch import DUE_STATEMENTS, PostgresPrefetch
 from errandry.store.tables import rows
-from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas
+from errandry.store.tables.protocol import ANSWERS_AGE, ANSWERS_TRIM_FACTOR, Change, ClaimedRefs, Deltas
 from errandry.store.tables.writes import FINISH_LIVE_TIMES, FINISH_TIMES, Batches, group_by_tail, plan_writes
 
 IDLE_LANE_AGE = 3_600.0
@@ -287,6 +287,13 @@ class PostgresTables(PostgresPrefetch):
             self._saved_claims[worker] = saved[0] if saved else (0, None)
         return self._saved_claims[worker]
 
+    def save_answers(self, answers: Mapping[str, str], now: float) -> None:
+        self._send("save_answers", (now, array(answers), array(answers.values())))
+
+    def load_answers(self, nonces: Sequence[str]) -> dict[str, str]:
+        """A blind insert does not look: it fails if one of its jobs exists, or has an answer already."""
+        return {} if self._is_blind else dict(self._rows("load_answers", (array(nonces),)))
+
     def save_beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
             self._send("delete_worker", (beat.worker,))
@@ -337,6 +344,7 @@ class PostgresTables(PostgresPrefetch):
         workers, keys, idle = [self._rows(*query) for query in queries]
         dropped += len(workers) + len(keys)
         self._send("drop_old_claims", (now - limits.workers_age,))
+        self._send("drop_old_answers", (now - ANSWERS_AGE, ANSWERS_TRIM_FACTOR * limit))
         self._discard("load_claims")
         self._saved_claims = {}
         self._send("drop_empty_gates", (now, now, limit))

@@ -558,6 +558,14 @@ INSERT INTO claims (worker, claimed_at, refs) VALUES (?1, ?2, ?3)
 -- The claims of a worker's last pass.
 SELECT refs FROM claims WHERE worker = ?1;
 
+-- name: save_answer
+-- Save the answer to a command, so that it can be answered again.
+INSERT INTO answers (nonce, at, answer) VALUES (?1, ?2, ?3);
+
+-- name: load_answers
+-- The saved answers under some nonces (JSON).
+SELECT nonce, answer FROM answers WHERE nonce IN (SELECT value FROM json_each(?1));
+
 -- name: gate
 -- A gate by its key.
 SELECT * FROM gates WHERE kind = ?1 AND name = ?2 AND grp = ?3;
@@ -702,6 +710,10 @@ DELETE FROM workers WHERE seen_at <= ?1 RETURNING worker;
 -- name: drop_old_claims
 -- Delete saved claims that are too old to be repeated.
 DELETE FROM claims WHERE claimed_at <= ?1;
+
+-- name: drop_old_answers
+-- Delete saved answers to commands that are not sent again any more.
+DELETE FROM answers WHERE nonce IN (SELECT nonce FROM answers WHERE at <= ?1 ORDER BY at LIMIT ?2);
 
 -- name: drop_idle_lanes
 -- Delete idle lanes: the next job of the lane inserts it again. A lane whose virtual start is ahead of its queue stays, so that

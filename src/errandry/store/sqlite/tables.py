@@ -31,7 +31,14 @@ from errandry.store.contract import EventEntry, StoreLimits
 from errandry.store.sqlite.counters import SqliteCounters
 from errandry.store.sqlite.gates import SQL
 from errandry.store.tables import rows
-from errandry.store.tables.protocol import Change, ClaimedRefs, Deltas, DueTimes
+from errandry.store.tables.protocol import (
+    ANSWERS_AGE,
+    ANSWERS_TRIM_FACTOR,
+    Change,
+    ClaimedRefs,
+    Deltas,
+    DueTimes,
+)
 from errandry.store.tables.writes import group_by_tail, plan_writes
 
 FOLD_INTERVAL = 256
@@ -413,6 +420,13 @@ class SqliteTables(SqliteCounters):
         saved = self._all("load_claims", (worker,))
         return rows.to_claimed_refs(saved[0][0], nonce) if saved else None
 
+    def save_answers(self, answers: Mapping[str, str], now: float) -> None:
+        for nonce, answer in answers.items():
+            self._run("save_answer", (nonce, now, answer))
+
+    def load_answers(self, nonces: Sequence[str]) -> dict[str, str]:
+        return dict(self._all("load_answers", (rows.text(nonces),)))
+
     def save_beat(self, beat: Beat, now: float) -> None:
         if beat.gone:
             self._run("delete_worker", (beat.worker,))
@@ -447,6 +461,7 @@ class SqliteTables(SqliteCounters):
         dropped += len(self._all("drop_old_workers", (now - limits.workers_age,)))
         dropped += len(self._all("drop_expired_keys", (now, limit)))
         self._run("drop_old_claims", (now - limits.workers_age,))
+        self._run("drop_old_answers", (now - ANSWERS_AGE, ANSWERS_TRIM_FACTOR * limit))
         self._run("drop_empty_gates", (now, limit))
         self._run("repair_lane_marks", (now - IDLE_LANE_AGE, limit))
         self._run("drop_idle_lanes", (now - IDLE_LANE_AGE, limit))

@@ -28,6 +28,11 @@ from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store.contract import EventEntry, StoreLimits
 
+ANSWERS_AGE = 600.0
+"""Seconds for which the answer to a command is saved, in case the command is sent again."""
+ANSWERS_TRIM_FACTOR = 10
+"""Maximum number of saved answers that one upkeep deletes, as a multiple of its limit."""
+
 Deltas = Mapping[tuple[str, str], Mapping[str, int]]
 """For each queue and task, the change of each counter."""
 
@@ -212,6 +217,17 @@ class Tables(Protocol):
     def load_claims(self, worker: str, nonce: str) -> ClaimedRefs | None:
         """Return what this claim of the worker's last pass got; None if that pass did not contain it."""
 
+    # Answers.
+
+    def save_answers(self, answers: Mapping[str, str], now: float) -> None:
+        """Save the answers to commands by their nonces, so that they can be answered again.
+
+        The pass fails if another pass has saved an answer under one of the nonces at the same time.
+        """
+
+    def load_answers(self, nonces: Sequence[str]) -> dict[str, str]:
+        """Return the saved answers under these nonces."""
+
     # Upkeep.
 
     def due_times(self) -> DueTimes:
@@ -236,7 +252,7 @@ class Tables(Protocol):
         """Return finished jobs kept by count of a task and state, except the newest `last`; oldest first."""
 
     def trim(self, now: float, limits: StoreLimits, limit: int) -> int:
-        """Delete old event rows, workers, keys, claims and lanes; sum up counters and statistics.
+        """Delete old event rows, workers, keys, claims, answers and lanes; sum up counters and statistics.
 
         Return how many event rows, workers and keys were deleted.
         """

@@ -341,6 +341,14 @@ CREATE TABLE errandry.claims (
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE errandry.claims ALTER refs SET STORAGE EXTERNAL;
 
+-- Answers to commands by their nonces, so that a command whose reply was lost can be answered again.
+CREATE TABLE errandry.answers (
+    nonce  text COLLATE "C" PRIMARY KEY,
+    at     double precision NOT NULL,
+    answer text             NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX answers_age ON errandry.answers (at);
+
 CREATE TABLE errandry.migrations (
     number     integer PRIMARY KEY,
     name       text        NOT NULL,

@@ -292,6 +292,14 @@ CREATE TABLE claims (
     refs       TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- Answers to commands by their nonces, so that a command whose reply was lost can be answered again.
+CREATE TABLE answers (
+    nonce  TEXT PRIMARY KEY,
+    at     REAL NOT NULL,
+    answer TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX answers_age ON answers (at);
+
 CREATE TABLE migrations (
     number     INTEGER PRIMARY KEY,
     name       TEXT NOT NULL,
