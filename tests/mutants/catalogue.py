@@ -52,6 +52,7 @@ MUTANTS = [
     Mutant("cancel_wins_at_expiry", "an expired job continues in spite of a cancel request", NEVER),
     Mutant("fence_rises", "a fence is only the time and may repeat", instead_of_call("{1}")),
     Mutant("nonce_repeat", "a repeated claim takes more jobs", NEVER),
+    Mutant("command_repeat", "a command that is sent again is applied again", value("None"), in_model=False),
     Mutant("settle_repeat", "a repeated outcome is refused", NEVER),
     Mutant("id_idempotence", "a second job with the same id is inserted", value("{}")),
     Mutant("keep_0", "a finished job with a retention of 0 stays", NEVER),

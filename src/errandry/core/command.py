@@ -15,6 +15,7 @@ from errandry.core.batch import BatchSpec
 from errandry.core.flow import AwaitOutcome, Edge, check_edges, check_jobs
 from errandry.core.gate import GateCommand, PauseRecord
 from errandry.core.job import INSERT_MAX, METADATA_MAX, Failure, LogLine, NewJob, Progress, check_tags
+from errandry.core.once import OnceCommand
 from errandry.core.schedule import ScheduleCommand
 from errandry.core.selection import JobSelection
 from errandry.core.state import Move, Reason, State
@@ -132,13 +133,18 @@ Outcome = (
 # Commands of clients and workers.
 
 
-class Insert(Struct, frozen=True, gc=False):
-    """Insert all of these jobs, or none. With edges they form a flow. Answer: `Inserted`."""
+class Insert(OnceCommand, frozen=True, gc=False):
+    """Insert all of these jobs, or none. With edges they form a flow. Answer: `Inserted`.
+
+    It needs no nonce if its sender has just made the ids of all jobs, and none of them replaces another job:
+    a repeat then finds the jobs by their ids.
+    """
 
     jobs: tuple[NewJob, ...]
     edges: tuple[Edge, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.jobs:
             raise InvalidValue("jobs", 0, f"an insert takes 1 to {INSERT_MAX:,} jobs")
         check_jobs(self.jobs)

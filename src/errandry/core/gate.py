@@ -11,6 +11,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.once import OnceCommand
 from errandry.core.rule import NO_RULE, Rate, Rule
 from errandry.core.rule_info import RuleInfo
 from errandry.errors import InvalidValue
@@ -23,7 +24,7 @@ class GateKind(StrEnum):
     WORKER = "worker"
 
 
-class Pause(Struct, frozen=True, gc=False):
+class Pause(OnceCommand, frozen=True, gc=False):
     """Allow no claims from this queue or group, of this task, or by this worker, until it is resumed.
 
     For a group, `name` is the queue and `group` the key. Answer: WRITTEN or ALREADY.
@@ -35,10 +36,11 @@ class Pause(Struct, frozen=True, gc=False):
     group: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.kind, self.name, self.group, self.by)
 
 
-class Resume(Struct, frozen=True, gc=False):
+class Resume(OnceCommand, frozen=True, gc=False):
     """Undo a pause, and open a task or group that a handler has closed with a retry that pauses its group.
 
     A group stays closed if its queue has the rule `on_return=hold_group`, because it then keeps its order.
@@ -50,10 +52,11 @@ class Resume(Struct, frozen=True, gc=False):
     group: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.kind, self.name, self.group)
 
 
-class PutRule(Struct, frozen=True, gc=False):
+class PutRule(OnceCommand, frozen=True, gc=False):
     """Set the given `fields` of the rule, or all, as an operator. None as a value removes a field.
 
     The values are in force until they are reset, whatever code declares. Answer: WRITTEN or ALREADY.
@@ -67,6 +70,7 @@ class PutRule(Struct, frozen=True, gc=False):
     fields: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.kind, self.name, self.group, self.by)
         check_rule(self.kind, self.rule)
         check_rule_fields(self.kind, self.fields or ())
@@ -76,7 +80,7 @@ class PutRule(Struct, frozen=True, gc=False):
         return RULE_FIELDS[self.kind] if self.fields is None else self.fields
 
 
-class ResetRule(Struct, frozen=True, gc=False):
+class ResetRule(OnceCommand, frozen=True, gc=False):
     """Return the given `fields` of the rule, or all, to the values that code declares.
 
     A field that code does not declare is removed. With `declared` the declared values are removed too, until
@@ -91,6 +95,7 @@ class ResetRule(Struct, frozen=True, gc=False):
     declared: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check(self.kind, self.name, self.group, self.by)
         check_rule_fields(self.kind, self.fields or ())
         check.flag("declared", self.declared)

@@ -16,6 +16,7 @@ from errandry.core.cron import Cron, time_zone
 from errandry.core.duration import format_duration, format_time
 from errandry.core.gate import PauseRecord
 from errandry.core.job import NewJob
+from errandry.core.once import OnceCommand
 from errandry.core.rule_info import Source
 from errandry.errors import InvalidValue
 
@@ -242,7 +243,7 @@ def job_id(name: str, tick: float) -> str:
     return f"{name}@{_time_text(tick)}"
 
 
-class PutSchedule(Struct, frozen=True, gc=False):
+class PutSchedule(OnceCommand, frozen=True, gc=False):
     """Create or replace a schedule, as an operator. Answer: WRITTEN, or ALREADY if nothing changed.
 
     The plan is in force until it is reset, whatever code declares. `edited` is the plan in force that this
@@ -256,6 +257,7 @@ class PutSchedule(Struct, frozen=True, gc=False):
     edited: SchedulePlan | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_plan(self.name, self.plan)
         if self.by:
             check.name("by", self.by)
@@ -280,60 +282,65 @@ class DeclareSchedule(Struct, frozen=True, gc=False):
         check.name("owner", self.owner)
 
 
-class ResetSchedule(Struct, frozen=True, gc=False):
+class ResetSchedule(OnceCommand, frozen=True, gc=False):
     """Put the plan that code declares in force again. Answer: WRITTEN, or ALREADY if there is none other."""
 
     name: str
     by: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
         if self.by:
             check.name("by", self.by)
 
 
-class PauseSchedule(Struct, frozen=True, gc=False):
+class PauseSchedule(OnceCommand, frozen=True, gc=False):
     """Stop the ticks until the schedule is resumed. Running jobs continue. Answer: WRITTEN or ALREADY."""
 
     name: str
     by: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
         if self.by:
             check.name("by", self.by)
 
 
-class ResumeSchedule(Struct, frozen=True, gc=False):
+class ResumeSchedule(OnceCommand, frozen=True, gc=False):
     """Undo a pause. Ticks during the pause do not run. Answer: WRITTEN or ALREADY."""
 
     name: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
 
 
-class RemoveSchedule(Struct, frozen=True, gc=False):
+class RemoveSchedule(OnceCommand, frozen=True, gc=False):
     """Delete the schedule. Running jobs continue. Answer: WRITTEN or ALREADY."""
 
     name: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
 
 
-class RunSchedule(Struct, frozen=True, gc=False):
+class RunSchedule(OnceCommand, frozen=True, gc=False):
     """Run the job of the schedule now, in addition to its ticks, under the id `job`. Answer: `Inserted`."""
 
     name: str
     job: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
         check.name("job", self.job)
 
 
-class Backfill(Struct, frozen=True, gc=False):
+class Backfill(OnceCommand, frozen=True, gc=False):
     """Run the ticks from `first` to `last` that have no job, at most `limit`, now. Answer: `Backfilled`."""
 
     name: str
@@ -342,6 +349,7 @@ class Backfill(Struct, frozen=True, gc=False):
     limit: int = BACKFILL_MAX
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("schedule", self.name)
         if check.instant("first", self.first) > check.instant("last", self.last):
             raise InvalidValue("until", _time_text(self.last), f"is before since, {_time_text(self.first)}")

@@ -1,15 +1,14 @@
 """The selection of jobs for a command of an operator."""
 
-from msgspec import Struct
-
 from errandry.core import check
 from errandry.core.job import INSERT_MAX
+from errandry.core.once import OnceCommand
 from errandry.core.query import Query
 from errandry.core.state import TABLE, Move, State
 from errandry.errors import InvalidValue
 
 
-class JobSelection(Struct, frozen=True, kw_only=True, gc=False):
+class JobSelection(OnceCommand, frozen=True, kw_only=True, gc=False):
     """Jobs by id, by query, or by both: then those of the ids that match the query.
 
     A query is processed in slices of up to `limit` jobs, newest first. `below` continues at the `seq` at
@@ -33,6 +32,7 @@ class JobSelection(Struct, frozen=True, kw_only=True, gc=False):
         return frozenset(state for move in self.moves for state in TABLE[move].sources)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.ids and self.query is None:
             raise InvalidValue("ids", self.ids, "give job ids, a query, or both")
         if len(self.ids) > INSERT_MAX:

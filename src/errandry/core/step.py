@@ -10,6 +10,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.once import OnceCommand
 from errandry.core.state import Move
 
 STEPS_MAX = 1_000
@@ -62,7 +63,7 @@ class WaitOutcome(Struct, frozen=True, gc=False, tag="wait"):
         check.span("timeout", self.timeout)
 
 
-class SendSignal(Struct, frozen=True, gc=False):
+class SendSignal(OnceCommand, frozen=True, gc=False):
     """Send a signal to a job that has not finished, whether or not it waits for it already.
 
     Answer: WRITTEN, or ALREADY if the job has a signal of this name; the first one counts.
@@ -73,6 +74,7 @@ class SendSignal(Struct, frozen=True, gc=False):
     payload: str = "null"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check.name("job", self.job)
         check.name("signal", self.name)
         check.document("payload", self.payload)

@@ -8,12 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from errandry.core.answer import WRITTEN, Answer, Claims, Inserted
+from errandry.core.answer import WRITTEN, Answer, Claims, Inserted, Moved
 from errandry.core.command import (
     CancelJobs,
     Claim,
     Command,
     CompleteOutcome,
+    EditJobs,
     Insert,
     Ref,
     RemoveJobs,
@@ -103,6 +104,34 @@ async def test_a_finished_job_whose_row_is_rewritten_is_found(
     assert not isinstance(answer, Inserted) or answer.existed
     [(number,)] = db.execute("SELECT count(*) FROM job WHERE id = 'a'").fetchall()
     assert number == (type(command) is not RemoveJobs)
+
+
+async def test_a_command_sent_again_while_its_first_transaction_still_commits_is_applied_once(
+    store: PostgresStore, db: psycopg.Connection[Any]
+) -> None:
+    """The connection was lost, so the command comes again on another, and waits for the job."""
+    await requests.insert(store, new_job("a", priority=5))
+    edit = EditJobs(ids=("a",), priority=7, nonce="nonce")
+    with db.transaction():
+        db.execute("UPDATE live SET priority = 6 WHERE id = 'a'")
+        db.execute("INSERT INTO answers VALUES ('nonce', 0, '{\"moved\":[\"a\"]}')")
+        commit = asyncio.create_task(store.commit([edit]))
+        await wait_until_blocking(db)
+
+    assert await commit == [Moved(("a",))]
+    [job] = await store.get(["a"])
+    assert job is not None
+    assert job.priority == 6
+
+
+async def test_a_blind_insert_sent_again_is_answered_as_before(store: PostgresStore) -> None:
+    await requests.insert(store, new_job("a"))  # the next insert knows the lane
+    inserts = [Insert((new_job(name),), nonce=name) for name in ("b", "c")]
+    assert await store.commit(inserts) == [Inserted(("b",)), Inserted(("c",))]
+    await requests.send(store, RemoveJobs(ids=("b",)))
+
+    assert await store.commit(inserts) == [Inserted(("b",)), Inserted(("c",))]
+    assert await store.get(["b"]) == [None]
 
 
 async def test_a_parent_inserted_during_the_pass_learns_of_its_failed_child(

@@ -54,6 +54,7 @@ from errandry.core.step import SendSignal, WaitOutcome
 from errandry.errors import ErrandryError
 from errandry.store.contract import StoreLimits
 from errandry.store.execute import claim, flow, gate, insert, operator, schedule, step, upkeep
+from errandry.store.execute.repeat import Repeats, nonces_of
 from errandry.store.execute.unit_of_work import UnitOfWork
 from errandry.store.tables.protocol import Tables
 
@@ -74,13 +75,19 @@ def apply(
     store that cannot roll back passes `on_unexpected`: the other commands of the pass are then applied.
     """
     work = UnitOfWork(tables, now, limits, commands)
+    repeats = Repeats(tables, nonces) if (nonces := nonces_of(commands)) else None
     insert.load(work, commands)
     answers: list[Answer] = []
     for command in commands:
         if work.flow_ends and type(command) not in _FENCED:
             flow.propagate_ends(work)
         try:
-            answers.append(_HANDLERS[type(command)](work, command))
+            answer = None if repeats is None else repeats.answer(command)
+            if answer is None:
+                answer = _HANDLERS[type(command)](work, command)
+                if repeats is not None:
+                    repeats.record(command, answer)
+            answers.append(answer)
         except ErrandryError as error:
             answers.append(error)
         except Exception as error:
@@ -88,6 +95,8 @@ def apply(
                 raise
             answers.append(on_unexpected(command, error))
     flow.propagate_ends(work)
+    if repeats is not None:
+        repeats.save(now)
     work.close()
     return answers
 

@@ -9,6 +9,7 @@ from errandry.core import check
 from errandry.core.command import Claim, Command, Insert, Upkeep, touched_ids
 from errandry.core.gate import LaneKey
 from errandry.core.job import JobRecord
+from errandry.store.execute.repeat import nonces_of
 from errandry.store.execute.upkeep import PRUNED_MAX
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.counters import PostgresCounters
@@ -54,6 +55,8 @@ class PostgresPrefetch(PostgresCounters):
         claims = [command for command in commands if isinstance(command, Claim)]
         start_params = lock_timeout, array(sorted({claim.worker for claim in claims}))
         self._prefetch("start_pass", start_params)
+        if nonces := nonces_of(commands):
+            self._prefetch("load_answers", (array(nonces),))
         ids = [job_id for command in commands for job_id in touched_ids(command)]
         new_params = self._prefetch_jobs(commands, ids, payload)
         if claims:

@@ -72,6 +72,7 @@ BAD_NAMES = {
     "bytes": b"name",
     "None": None,
 }
+BAD_NONCES = {label: bad for label, bad in BAD_NAMES.items() if bad is not None}
 BAD_DURATIONS = {"negative": -1.0, "NaN": nan, "infinite": inf, "text": "60", "for ever": 1e12, "truth": True}
 BAD_TIMES = {"negative": -1.0, "NaN": nan, "infinite": -inf, "text": "2026-01-31", "too far": 1e15}
 BAD_TEXTS = {"a number": 30, "bytes": b"text", "None": None}
@@ -105,6 +106,8 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("edit", "tag", BAD_NAMES, lambda bad: EditJobs(ids=("job",), tags=("fine", bad))),
     ("claim", "worker", BAD_NAMES, lambda bad: Claim(worker=bad, nonce="n")),
     ("claim", "nonce", BAD_NAMES, lambda bad: Claim(worker="w", nonce=bad)),
+    ("cancel", "nonce", BAD_NONCES, lambda bad: CancelJobs(ids=("job",), nonce=bad)),
+    ("pause", "nonce", BAD_NONCES, lambda bad: Pause(GateKind.QUEUE, "q", nonce=bad)),
     ("claim", "queue", BAD_NAMES, lambda bad: Claim(worker="w", nonce="n", queues=(bad,))),
     ("claim", "task", BAD_NAMES, lambda bad: Claim(worker="w", nonce="n", tasks=(bad,))),
     ("claim", "task", BAD_NAMES, lambda bad: Claim(worker="w", nonce="n", without=(bad,))),

@@ -32,6 +32,7 @@ from errandry.testing.conformance.operating import BulkCommands, OperatorCommand
 from errandry.testing.conformance.pausing import Pauses
 from errandry.testing.conformance.querying import JobCounts, JobPages, JobQueries, JobsById, WorkerBeats
 from errandry.testing.conformance.queue_moves import BulkScanLimit, QueueChanges, RecheckedCommands
+from errandry.testing.conformance.repeating import RepeatedNonces
 from errandry.testing.conformance.retention import KeepByCount, PrunableJobs
 from errandry.testing.conformance.rules import QueueRules
 from errandry.testing.conformance.schedule_changes import ManualRuns, NextTickChanges, ScheduleChanges
@@ -88,6 +89,7 @@ class Conformance(
     ProgressAndLogs,
     SettledOutcomes,
     RepeatedCommands,
+    RepeatedNonces,
     KeepTimes,
     KeepByCount,
     PrunableJobs,
