@@ -5,8 +5,9 @@ import traceback
 
 import pytest
 
-from errandry.core.answer import WRITTEN, Inserted, LossCause, Lost, Moved
-from errandry.core.command import Command, RemoveJobs
+from errandry.core.answer import WRITTEN, Answer, Inserted, LossCause, Lost
+from errandry.core.command import Command
+from errandry.core.unique import UniqueKey
 from errandry.errors import (
     CommandFailed,
     ErrandryError,
@@ -18,6 +19,7 @@ from errandry.errors import (
     StoreUnavailable,
     UnknownJob,
 )
+from errandry.store.contract import RANK
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.engine.committer import BACKOFF_MAX, FIRST_BACKOFF, Committer
 from errandry.testing.clock import FakeClock
@@ -68,7 +70,7 @@ async def test_after_a_lost_reply_the_same_pass_is_sent_again() -> None:
     answers = await asyncio.gather(*[committer.submit(command) for command in commands])
 
     assert store.passes == [commands] * 3
-    assert answers[0] == Inserted(("b",), frozenset("b"))
+    assert answers[:2] == [Inserted(("b",)), Inserted(("a",))]  # the first try has made them
     assert (await store.totals())["default"]["inserted"] == 2
 
 
@@ -160,23 +162,55 @@ async def test_a_rejected_command_fails_after_give_up_after_and_a_workers_comman
     assert 30 <= times[1] < 31
 
 
-async def test_a_command_in_doubt_stays_so_if_its_repetition_is_rejected() -> None:
+async def test_a_command_in_doubt_stays_so_while_its_repeats_are_rejected() -> None:
     clock = FakeClock()
-    store = ScriptedStore(ReplyLost("s", "gone"), [REJECTED])
+    store = ScriptedStore(ReplyLost("s", "gone"), [REJECTED], *[[REJECTED]] * 1_000)
     committer = Committer(store, clock=clock, sleep=FakeSleep(clock))
 
     with pytest.raises(ReplyLost):
         await committer.submit(insert("a"))
+    store.script = [ReplyLost("s", "gone"), [REJECTED], [REJECTED]]
+    assert await committer.submit(insert("a")) is WRITTEN
 
 
-async def test_a_command_that_is_refused_when_sent_again_is_in_doubt() -> None:
-    """A job that was removed is unknown the second time."""
+@pytest.mark.parametrize("command", [insert("b"), settle("b"), claim()], ids=["insert", "settle", "claim"])
+async def test_a_single_command_whose_reply_was_lost_is_sent_again(command: Command) -> None:
+    """A store that writes the commands of a pass one by one may lose the reply to one of them."""
     clock = FakeClock()
-    store = ScriptedStore(ReplyLost("s", "gone"), [Moved(refused=(("a", UnknownJob("a")),))])
+    lost: Answer = ReplyLost("s", "gone")
+    passes = [insert("a"), command, insert("c")]
+    passes.sort(key=lambda sent: RANK[type(sent)])
+    store = ScriptedStore([lost if sent is command else WRITTEN for sent in passes], [lost])
     committer = Committer(store, clock=clock, sleep=FakeSleep(clock))
 
-    with pytest.raises(ReplyLost):
-        await committer.submit(RemoveJobs(ids=("a",)))
+    answers = await outcomes(*[committer.submit(sent) for sent in passes])
+
+    assert answers == [WRITTEN] * 3
+    assert store.passes == [passes, [command], [command]]
+
+
+async def test_a_single_command_in_doubt_is_raised_as_the_lost_reply_in_the_end() -> None:
+    clock = FakeClock()
+    began = clock.monotonic()
+    store = ScriptedStore([WRITTEN, ReplyLost("s", "gone")], *[StoreUnavailable("s", "away")] * 1_000)
+    committer = Committer(store, WriteLimits(give_up_after=30), clock, FakeSleep(clock))
+
+    answers = await outcomes(committer.submit(insert("a")), committer.submit(insert("b")))
+
+    assert [type(answer) for answer in answers] == [type(WRITTEN), ReplyLost]
+    assert clock.monotonic() - began >= 30
+
+
+async def test_new_jobs_that_another_insert_made_existed_even_after_a_lost_reply() -> None:
+    store = RecordingStore()
+    await store.commit([insert("holder", unique=UniqueKey("key"))])
+    store.fail_after = [ReplyLost("memory", "gone")]
+    clock = FakeClock()
+    committer = Committer(store, clock=clock, sleep=FakeSleep(clock))
+
+    answer = await committer.submit(insert("new", unique=UniqueKey("key")))
+
+    assert answer == Inserted(("holder",), frozenset({"holder"}))
 
 
 @pytest.mark.parametrize(

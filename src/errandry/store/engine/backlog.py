@@ -39,6 +39,7 @@ from errandry.core.gate import GateCommand
 from errandry.core.schedule import DeclareSchedule, PutSchedule, ScheduleCommand, SchedulePlan
 from errandry.core.selection import JobSelection
 from errandry.core.step import SendSignal
+from errandry.errors import ReplyLost
 from errandry.store.contract import RANK
 
 EntryKey = str | tuple[str, ...]
@@ -99,6 +100,7 @@ class PendingCommand(Struct, eq=False):
     fenced    True if a worker sends it about a job it holds
     blocked   number of its keys that an earlier command still holds
     accepted  when it was accepted, by the monotonic clock
+    lost      the lost reply that made it unknown whether the command was written, if there was one
     """
 
     command: Command
@@ -111,6 +113,7 @@ class PendingCommand(Struct, eq=False):
     track: int = 0
     blocked: int = 0
     accepted: float = 0.0
+    lost: ReplyLost | None = None
 
 
 def make_entry(command: Command, future: Future, port: ReplyPort, track: int = 0) -> PendingCommand:

@@ -11,7 +11,8 @@ The states of a command (a `PendingCommand`):
     accepted     in the backlog: it waits for a pass
     writing      in `_writing`: taken from the backlog for a pass
     in doubt     the reply to its pass was lost, so the same pass is sent again
-    rejected     the store was unavailable for this one command: it is put back after RETRY_REJECTED_AFTER
+    rejected     the store was unavailable for this one command, or only its reply was lost: it is put back
+                 after RETRY_REJECTED_AFTER
     answered     its future has the answer or the error
 
 A piggyback claim skips these states. It is made when a pass is about to be written, shares that one pass, and
@@ -32,10 +33,22 @@ from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from errandry.clock import Clock, SystemClock
-from errandry.core.answer import Answer, Moved
-from errandry.core.command import Beat, Claim, Command, Note, PutStep, Renew, ReportTrouble, Start
+from errandry.core.answer import Answer, Inserted
+from errandry.core.command import (
+    Beat,
+    Claim,
+    Command,
+    Insert,
+    Note,
+    PutStep,
+    Renew,
+    ReportTrouble,
+    Start,
+    touched_ids,
+)
 from errandry.core.gate import Pause
 from errandry.errors import (
     CommandFailed,
@@ -93,9 +106,10 @@ class Committer:
     Commands about the same job, worker or gate are written in the order in which they were accepted.
 
     A pass whose reply was lost, or that failed because the store was unavailable, is sent again until
-    `give_up_after` seconds after its last command was accepted. Then its callers get the error. A single
-    command that the store rejects as unavailable is retried in later passes, equally long; a worker's
-    Start, Renew, Note, PutStep and Settle are not retried: the worker gets the error at once.
+    `give_up_after` seconds after its last command was accepted. Then its callers get the error. So is a
+    single command whose reply was lost, or that the store rejects as unavailable: in later passes, equally
+    long. A worker's Start, Renew, Note, PutStep and Settle are not retried after a rejection: the worker gets
+    the error at once.
 
     A committer for the running loop is ready at once. One for another loop only gathers until `begin`.
     """
@@ -399,9 +413,9 @@ class Committer:
             if piggyback and not isinstance(error, ReplyLost | StoreClosed):
                 reply([(entry, error) for entry in piggyback])
                 return await self._write_pass(own, [])
-            answers = [error] * len(entries)
+            answers = [entry.lost or error for entry in entries]
         except Exception as error:
-            answers = [_failed(entry.command, error) for entry in entries]
+            answers = [entry.lost or _failed(entry.command, error) for entry in entries]
         except BaseException:
             stopped = ReplyLost("committer", "stopped while this was being written")
             reply([(entry, stopped) for entry in entries])
@@ -411,13 +425,12 @@ class Committer:
             self._commands += len(entries)
             self._largest = max(self._largest, len(entries))
             self._last_answer_at = self._clock.monotonic()
-            rejected = {
-                entry: answer
-                for entry, answer in zip(own, answers, strict=False)
-                if type(answer) is StoreUnavailable
-                and not entry.fenced
-                and not self._is_final(answer, [entry])
-            }
+            first_answers = zip(own, answers, strict=False)
+            sent_again = {entry for entry, answer in first_answers if self._is_sent_again(entry, answer)}
+            answers = [_final_answer(entry, answer) for entry, answer in zip(entries, answers, strict=True)]
+            if sent_again:
+                final_answers = zip(own, answers, strict=False)
+                rejected = {entry: answer for entry, answer in final_answers if entry in sent_again}
         # The claims are answered first: a handler starts before the caller that enqueued its job goes on.
         reply(zip(piggyback, answers[len(own) :], strict=True))
         answered = zip(own, answers, strict=False)
@@ -425,10 +438,7 @@ class Committer:
         return rejected
 
     async def _commit_with_retries(self, entries: list[PendingCommand]) -> Sequence[Answer]:
-        """Commit a pass, and retry it while the store is unavailable.
-
-        If a reply was lost, commands whose second answer is not reliable are answered with that ReplyLost.
-        """
+        """Commit a pass, and retry it while the store is unavailable."""
         commands = [entry.command for entry in entries]
         backoff, lost = FIRST_BACKOFF, None
         while True:
@@ -438,13 +448,14 @@ class Committer:
                     self._is_retrying = False
                     for watcher in tuple(self._watchers):
                         watcher.report_recovery()
-                if lost is None:
-                    return answers
-                return [lost if _is_in_doubt(answer) else answer for answer in answers]
+                return answers
             except asyncio.CancelledError:
                 raise ReplyLost("committer", "stopped while this was being written") from None
             except Exception as error:
-                lost = error if isinstance(error, ReplyLost) else lost
+                if isinstance(error, ReplyLost):
+                    lost = error
+                    for entry in entries:
+                        entry.lost = lost
                 if self._is_final(error, entries):
                     if lost is None or lost is error:
                         raise
@@ -458,6 +469,14 @@ class Committer:
                 raise lost or StoreClosed("committer", "stopped before this was written") from None
             backoff = min(2 * backoff, BACKOFF_MAX)
 
+    def _is_sent_again(self, entry: PendingCommand, answer: Answer) -> bool:
+        """Return True if a single command is to be written again in a later pass, after this answer."""
+        if type(answer) is ReplyLost:
+            entry.lost = answer
+        elif type(answer) is not StoreUnavailable or entry.fenced:
+            return False
+        return not self._is_final(answer, [entry])
+
     def _is_final(self, error: Exception, entries: list[PendingCommand]) -> bool:
         if not isinstance(error, StoreUnavailable) or isinstance(error, StoreFull | StoreClosed):
             return True
@@ -467,9 +486,18 @@ class Committer:
         return self._clock.monotonic() >= accepted + self._write_limits.give_up_after
 
 
-def _is_in_doubt(answer: Answer) -> bool:
-    """Return True if a repeated command may have been refused because its first write had succeeded."""
-    return type(answer) is StoreUnavailable or (isinstance(answer, Moved) and bool(answer.refused))
+def _final_answer(entry: PendingCommand, answer: Answer) -> Answer:
+    """Return the answer to a command, corrected if an earlier write of it may have succeeded.
+
+    An insert without a nonce is of jobs whose ids are new. If they existed, the earlier write has made them.
+    """
+    if entry.lost is None:
+        return answer
+    if isinstance(answer, StoreUnavailable):
+        return entry.lost
+    if type(answer) is Inserted and type(entry.command) is Insert and entry.command.nonce is None:
+        return replace(answer, existed=answer.existed.difference(touched_ids(entry.command)))
+    return answer
 
 
 def _failed(command: Command, error: Exception) -> CommandFailed:
