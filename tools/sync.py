@@ -105,16 +105,13 @@ BODIES = {
         except StoreClosed as closed:
             self._mirrored._abandon(closed)""",
     "Errandry.enqueue": """
-        new_job = self._mirrored._job_by_name(task, arguments, options)
-        [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
+        [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._named_job(task, arguments, options)))
         return SyncJob(job)""",
     "Errandry.enqueue_many": """
-        new_jobs = self._mirrored._apply_hooks(self._mirrored._single_jobs(calls))
-        jobs = self._wait(self._mirrored._insert_jobs(new_jobs)) if new_jobs else []
+        jobs = self._wait(self._mirrored._insert_jobs(self._mirrored._single_jobs(calls)))
         return [SyncJob(job) for job in jobs]""",
     "Errandry.enqueue_flow": """
-        new_jobs, edges = self._mirrored._flow_jobs(flow)
-        jobs = self._wait(self._mirrored._insert_jobs(new_jobs, edges))
+        jobs = self._wait(self._mirrored._insert_jobs(self._mirrored._flow_jobs(flow)))
         final = self._mirrored._final_jobs(flow, jobs)
         return [SyncJob(job) for job in final] if isinstance(final, list) else SyncJob(final)""",
 }

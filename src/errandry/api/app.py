@@ -1,6 +1,7 @@
 """The app: declare tasks, enqueue jobs, read and operate on them."""
 
 import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -46,7 +47,7 @@ from errandry.api.schedules import Schedulable, Schedules, ScheduleTiming
 from errandry.api.signature import read_arguments
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncErrandry
-from errandry.api.task import Call, Task, declare_task, new_job_by_name
+from errandry.api.task import Call, NewJobs, Task, declare_task, new_job_by_name
 from errandry.api.transaction import BoundApp
 from errandry.clock import Clock
 from errandry.codec.argument_version import with_version
@@ -54,15 +55,16 @@ from errandry.codec.json_codec import Codec, document_info
 from errandry.core.answer import Inserted, Moved
 from errandry.core.command import DEFAULT_LEASE
 from errandry.core.event import EventFilter, EventKind, EventName
-from errandry.core.flow import Edge
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
 from errandry.core.move import created
 from errandry.core.rule import Rule
-from errandry.errors import InvalidValue, ObjectOf
+from errandry.errors import InvalidValue, ObjectOf, StoreError
 from errandry.store.contract import Store, StoreLimits
 from errandry.store.engine.backlog import WriteLimits
 from errandry.store.url import DEFAULT_URL, store_at
+
+log = logging.getLogger("errandry.store")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -363,13 +365,12 @@ class Errandry(Client):
         A task that another program declares can be enqueued too; then the worker is the first to check its
         name and arguments. See `UseOptions` and `EnqueueOptions` for the options.
         """
-        [job] = await self._insert_jobs(self._apply_hooks([self._job_by_name(task, arguments, options)]))
+        [job] = await self._insert_jobs(self._named_job(task, arguments, options))
         return job
 
     async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]:
         """Enqueue all calls or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        jobs = self._apply_hooks(self._single_jobs(calls))
-        return await self._insert_jobs(jobs) if jobs else []
+        return await self._insert_jobs(self._single_jobs(calls))
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -380,7 +381,7 @@ class Errandry(Client):
 
         Returns the job that runs last; for `parallel(…)`, the job of each of its calls.
         """
-        return self._final_jobs(flow, await self._insert_jobs(*self._flow_jobs(flow)))
+        return self._final_jobs(flow, await self._insert_jobs(self._flow_jobs(flow)))
 
     def _final_jobs(
         self, flow: Call[R] | Flow[R] | Parallel[R], jobs: list[Job[Any]]
@@ -388,18 +389,41 @@ class Errandry(Client):
         """What `enqueue_flow` returns, of all jobs of the flow."""
         return final_jobs(flow, jobs) if isinstance(flow, Parallel) else jobs[0]
 
-    def _flow_jobs(
-        self, flow: FlowPart, bound: BoundApp | None = None
-    ) -> tuple[list[NewJob], tuple[Edge, ...]]:
+    def _named_job(
+        self, task: str, arguments: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> NewJobs:
+        """The job of a task that is given by its name."""
+        return self._new_jobs([self._job_by_name(task, arguments, options)], "id" not in options)
+
+    def _single_jobs(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> NewJobs:
+        """The jobs of calls that wait for no others."""
+        calls = self._check_own_calls(calls, bound)
+        has_new_ids = all(call._has_new_id for call in calls)
+        return self._new_jobs([call.single_job for call in calls], has_new_ids)
+
+    def _flow_jobs(self, flow: FlowPart, bound: BoundApp | None = None) -> NewJobs:
         """The jobs of a flow, final ones first, and its edges. Hooks may have changed the ids of the jobs."""
         parts = as_flows(flow)
         calls = calls_of(parts)
-        jobs = self._apply_hooks([call.job for call in self._check_own_calls(list(calls.values()), bound)])
-        ids = {call_id: job.id for call_id, job in zip(calls, jobs, strict=True)}
-        edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
-        return jobs, tuple(
-            [replace(edge, parent=ids[edge.parent], child=ids[edge.child]) for edge in edges.values()]
+        has_new_ids = all(call._has_new_id for call in calls.values())
+        new = self._new_jobs(
+            [call.job for call in self._check_own_calls(list(calls.values()), bound)], has_new_ids
         )
+        ids = {call_id: job.id for call_id, job in zip(calls, new.jobs, strict=True)}
+        edges = {(edge.parent, edge.child): edge for part in parts for edge in part.edges()}
+        return new._replace(
+            edges=tuple(
+                [replace(edge, parent=ids[edge.parent], child=ids[edge.child]) for edge in edges.values()]
+            )
+        )
+
+    def _new_jobs(self, jobs: list[NewJob], has_new_ids: bool) -> NewJobs:
+        """The jobs as the hooks have changed them."""
+        if not self._enqueue_hooks:
+            return NewJobs(jobs, has_new_ids=has_new_ids)
+        hooked = self._apply_hooks(jobs)
+        has_same_ids = [job.id for job in hooked] == [job.id for job in jobs]
+        return NewJobs(hooked, has_new_ids=has_new_ids and has_same_ids)
 
     def bind(self, connection: object) -> BoundApp:
         """Enqueue over your own connection, in its transaction: `jobs.bind(connection).enqueue_many(…)`.
@@ -471,9 +495,6 @@ class Errandry(Client):
             return new_job_by_name(self, task, arguments, options, self._default_fields)
         return declared.using(**cast("UseOptions", options)).new(**read_arguments(task, arguments)).single_job
 
-    def _single_jobs(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[NewJob]:
-        return [call.single_job for call in self._check_own_calls(calls, bound)]
-
     def _check_own_calls(self, calls: list[Call[Any]], bound: BoundApp | None = None) -> list[Call[Any]]:
         """Return the calls if all tasks belong to this app or to `bound`; InvalidValue otherwise."""
         calls = _read_calls(calls)
@@ -502,11 +523,17 @@ class Errandry(Client):
         text = task.signature.write(read_arguments(task.name, value))
         return self.codec.seal(text, document_info(record, field))
 
-    async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
-        answer = await self.client.insert(jobs, edges)
+    async def _insert_jobs(self, new: NewJobs) -> list[Job[Any]]:
+        if not new.jobs:
+            return []
+        answer = await self.client.insert(new.jobs, new.edges, has_new_ids=new.has_new_ids)
         existing_ids = list(answer.existed | answer.replaced)
-        existing = await self.engine.call(self.store.get, existing_ids) if existing_ids else []
-        return self._job_handles(jobs, answer, existing)
+        existing: list[JobRecord | None] = []
+        try:
+            existing = await self.engine.call(self.store.get, existing_ids) if existing_ids else []
+        except StoreError as error:  # the jobs are enqueued: an error would say that they are not
+            log.warning("cannot read enqueued jobs that existed, only their ids are known: %s", error)
+        return self._job_handles(new.jobs, answer, existing)
 
     def _job_handles(
         self, jobs: Sequence[NewJob], answer: Inserted, existing: Iterable[JobRecord | None]

@@ -29,7 +29,6 @@ from errandry.api.store_client import StoreClient, step_document
 from errandry.api.task import Task
 from errandry.api.workers import Workers
 from errandry.codec.json_codec import to_json
-from errandry.core.answer import WRITTEN, Ack
 from errandry.core.duration import as_datetime, moment, seconds
 from errandry.core.event import EventFilter, EventKind, EventName, EventRecord
 from errandry.core.gate import GateKind
@@ -79,7 +78,7 @@ class Client(Operations):
         """
         record = await self.client.record(job_id)
         text = self.codec.seal(to_json("payload", payload), step_document(record, StepKind.SIGNAL, name))
-        return await self.client.submit(SendSignal(job_id, name, text), Ack) is WRITTEN
+        return await self.client.submit_change(SendSignal(job_id, name, text))
 
     async def steps(self, job_id: str) -> builtins.list[Step]:
         """The steps and sleeps of a job and the signals sent to it, in the order they were begun."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from errandry.api.options import Duration, check_choice, check_names
-from errandry.core.answer import WRITTEN
 from errandry.core.duration import positive_seconds
 from errandry.core.gate import GateKind, Pause, PutRule, ResetRule, Resume
 from errandry.core.rule import NO_RULE, OnReturn, Overflow, Rate, Rule, rate
@@ -65,7 +64,7 @@ class GateHandle:
         `by` names the operator. Returns False if it was paused already.
         """
         command = Pause(self.kind, self.name, by, self.group_key)
-        return await self._client.engine.submit(command) == WRITTEN
+        return await self._client.client.submit_change(command)
 
     async def resume(self) -> bool:
         """Allow claims again, also if a handler closed the group or task: `Retry(after=…, pause_group=True)`.
@@ -73,7 +72,7 @@ class GateHandle:
         Returns False if it was neither paused nor closed. A group whose queue has `on_return="hold_group"`
         stays closed until its job returns, so that it keeps its order.
         """
-        return await self._client.engine.submit(Resume(self.kind, self.name, self.group_key)) == WRITTEN
+        return await self._client.client.submit_change(Resume(self.kind, self.name, self.group_key))
 
     async def rules(self) -> Rule:
         """The rules in force; `NO_RULE` if it has none."""
@@ -90,7 +89,7 @@ class GateHandle:
         """
         fields = read_rule_fields(changes)
         command = PutRule(self.kind, self.name, Rule(**fields), self.group_key, by, tuple(fields))
-        await self._client.engine.submit(command)
+        await self._client.client.submit_change(command)
         return await self.rules()
 
     async def reset_rules(self, *fields: str, declared: bool = False, by: str = "") -> Rule:
@@ -101,7 +100,7 @@ class GateHandle:
         Returns all rules that are now in force. `by` names the operator, for the event.
         """
         command = ResetRule(self.kind, self.name, self.group_key, by, fields or None, declared)
-        await self._client.engine.submit(command)
+        await self._client.client.submit_change(command)
         return await self.rules()
 
 

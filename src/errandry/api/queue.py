@@ -120,7 +120,7 @@ class Queue(GateHandle):
         return sum(states.get(state, 0) for state in HELD_STATES)
 
     async def _remove_rules(self) -> None:
-        submit = self._client.engine.submit
+        submit = self._client.client.submit_change
         for gate in await self._client.rules():
             if gate.kind in (GateKind.QUEUE, GateKind.GROUP) and gate.name == self.name:
                 await submit(ResetRule(gate.kind, gate.name, gate.group, declared=True))

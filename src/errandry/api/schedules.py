@@ -24,7 +24,7 @@ from errandry.api.signature import read_arguments
 from errandry.api.task import Call, Task
 from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import DocumentInfo, from_json, to_json
-from errandry.core.answer import WRITTEN, Inserted
+from errandry.core.answer import Inserted
 from errandry.core.command import Command
 from errandry.core.duration import moment
 from errandry.core.job import NewJob, uuid7
@@ -137,7 +137,7 @@ class Schedules:
         with _naming(name):
             plan = _read_timing(when, timing).plan(self._job_template(name, call))
             check_plan(name, plan)
-        await self._app.engine.submit(PutSchedule(name, plan, by))
+        await self._submit_change(PutSchedule(name, plan, by))
         return await self.get(name)
 
     async def edit(
@@ -163,7 +163,7 @@ class Schedules:
             new_timing: dict[str, Any] = {**timing_of_plan(before), **timing}
             plan = ScheduleOptions(**new_timing).plan(job)
             try:
-                await self._app.engine.submit(PutSchedule(name, plan, by, edited=before))
+                await self._submit_change(PutSchedule(name, plan, by, edited=before))
                 break
             except ScheduleChanged:
                 if not tries_left:
@@ -287,8 +287,7 @@ class Schedules:
         return self._app.codec.seal(text, arguments_document(name, task))
 
     async def _submit_change(self, command: Command) -> bool:
-        """Submit a command; True if it changed something."""
-        return await self._app.engine.submit(command) == WRITTEN
+        return await self._app.client.submit_change(command)
 
     async def _submit(self, command: Command, expected: type[Any]) -> Any:
         return await self._app.client.submit(command, expected)

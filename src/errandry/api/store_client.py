@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,14 +12,16 @@ from msgspec.structs import replace
 from errandry.api.completion import RECHECK_INTERVAL, CompletionWatcher
 from errandry.clock import Clock, SystemClock
 from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec
-from errandry.core.answer import Inserted
+from errandry.core.answer import WRITTEN, Ack, Inserted
 from errandry.core.command import Command, Insert
 from errandry.core.flow import Edge, EdgeRecord
 from errandry.core.gate import GateKind
 from errandry.core.job import JobRecord, NewJob
+from errandry.core.once import OnceCommand, with_nonce
 from errandry.core.rule import Overflow
 from errandry.core.schedule import ScheduleRecord
 from errandry.core.step import StepKind, StepRecord
+from errandry.core.unique import Conflict
 from errandry.errors import CommandFailed, InvalidValue, QueueFull, UnknownJob, UnknownSchedule
 from errandry.store.contract import Store
 from errandry.store.engine.backlog import WriteLimits
@@ -100,18 +103,31 @@ class StoreClient:
         self.engine = Engine(wrap(self.store), self._write_limits, self.clock)
 
     async def submit(self, command: Command, expected: type[A]) -> A:
-        """Submit a command and return its answer, which is an `expected`."""
+        """Submit a command and return its answer, which is an `expected`.
+
+        A command that must not be applied twice gets a nonce, because the engine may have to send it again.
+        """
+        if isinstance(command, OnceCommand) and command.nonce is None and type(command) is not Insert:
+            command = with_nonce(command, _new_nonce())
         answer = await self.engine.submit(command)
         if not isinstance(answer, expected):
             raise CommandFailed(type(command).__name__, f"the store answered {answer!r}")
         return answer
 
-    async def insert(self, jobs: Sequence[NewJob], edges: tuple[Edge, ...] = ()) -> Inserted:
+    async def submit_change(self, command: Command) -> bool:
+        """Submit a command; True if it changed something."""
+        return await self.submit(command, Ack) is WRITTEN
+
+    async def insert(
+        self, jobs: Sequence[NewJob], edges: tuple[Edge, ...] = (), *, has_new_ids: bool = False
+    ) -> Inserted:
         """Insert all jobs or none; returns when they are durable.
 
-        Waits for space if a queue is full and its rule is `overflow="wait"`.
+        `has_new_ids`: this program has made the ids of all jobs, not its caller. Waits for space if a queue
+        is full and its rule is `overflow="wait"`.
         """
-        command = Insert(tuple(jobs), edges)
+        is_plain = has_new_ids and all(job.on_conflict is not Conflict.REPLACE for job in jobs)
+        command = Insert(tuple(jobs), edges, nonce=None if is_plain else _new_nonce())
         while True:
             version = self.store.version()
             try:
@@ -174,6 +190,10 @@ class StoreClient:
         if watcher is None or watcher.loop is not asyncio.get_running_loop():
             watcher = self._completion_watcher = CompletionWatcher(self.store)
         return await watcher.wait_finished(job_id, timeout)
+
+
+def _new_nonce() -> str:
+    return secrets.token_hex(8)
 
 
 def step_document(record: JobRecord, kind: StepKind, name: str) -> DocumentInfo:

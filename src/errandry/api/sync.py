@@ -735,14 +735,12 @@ class SyncErrandry(Blocking):
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> SyncJob[Any]:
         """Enqueue a task by its name: `jobs.enqueue("send", {"to": "ada"}, queue="mail")`."""
-        new_job = self._mirrored._job_by_name(task, arguments, options)
-        [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._apply_hooks([new_job])))
+        [job] = self._wait(self._mirrored._insert_jobs(self._mirrored._named_job(task, arguments, options)))
         return SyncJob(job)
 
     def enqueue_many(self, calls: builtins.list[Call[Any]]) -> builtins.list[SyncJob[Any]]:
         """Enqueue all calls or none, in one write: `jobs.enqueue_many([send.new(to=a), send.new(to=b)])`."""
-        new_jobs = self._mirrored._apply_hooks(self._mirrored._single_jobs(calls))
-        jobs = self._wait(self._mirrored._insert_jobs(new_jobs)) if new_jobs else []
+        jobs = self._wait(self._mirrored._insert_jobs(self._mirrored._single_jobs(calls)))
         return [SyncJob(job) for job in jobs]
 
     @overload
@@ -753,8 +751,7 @@ class SyncErrandry(Blocking):
 
     def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> SyncJob[R] | builtins.list[SyncJob[R]]:
         """Enqueue all jobs of a flow or none, in one write."""
-        new_jobs, edges = self._mirrored._flow_jobs(flow)
-        jobs = self._wait(self._mirrored._insert_jobs(new_jobs, edges))
+        jobs = self._wait(self._mirrored._insert_jobs(self._mirrored._flow_jobs(flow)))
         final = self._mirrored._final_jobs(flow, jobs)
         return [SyncJob(job) for job in final] if isinstance(final, list) else SyncJob(final)
 

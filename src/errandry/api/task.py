@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec, to_json
 from errandry.codec.redaction import with_redacted_names
 from errandry.core import check
 from errandry.core.batch import BATCH_MAX
+from errandry.core.flow import Edge
 from errandry.core.job import NewJob, copy_job, uuid7
 from errandry.core.rule import Rule
 from errandry.core.unique import Conflict
@@ -97,6 +98,11 @@ class Call(Struct, Generic[R_co], frozen=True):
     inputs: "tuple[tuple[Flow[Any], str], ...]" = ()
 
     @property
+    def _has_new_id(self) -> bool:
+        """Whether this program made the id of the job, not its caller."""
+        return "id" not in self.task._job_fields
+
+    @property
     def single_job(self) -> NewJob:
         """The job of the call; raises InvalidValue if it waits for results of other jobs."""
         if self.inputs:
@@ -105,6 +111,14 @@ class Call(Struct, Generic[R_co], frozen=True):
             )
             raise InvalidValue("task", self.task.name, why)
         return self.job
+
+
+class NewJobs(NamedTuple):
+    """Jobs to enqueue together. `has_new_ids`: this program has made the ids of all jobs, not its caller."""
+
+    jobs: list[NewJob]
+    edges: tuple[Edge, ...] = ()
+    has_new_ids: bool = False
 
 
 class TaskApp(Protocol):

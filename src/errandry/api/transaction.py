@@ -8,12 +8,10 @@ from errandry.api.job import Job
 from errandry.api.options import EnqueueOptions
 from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncJob
-from errandry.api.task import Call
+from errandry.api.task import Call, NewJobs
 from errandry.clock import Clock
 from errandry.codec.json_codec import Codec
 from errandry.core.command import Insert
-from errandry.core.flow import Edge
-from errandry.core.job import NewJob
 from errandry.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -79,14 +77,12 @@ class BoundApp:
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Enqueue a task by its name."""
-        new_job = self._app._job_by_name(task, arguments, options)
-        [job] = await self._insert_jobs(self._app._apply_hooks([new_job]))
+        [job] = await self._insert_jobs(self._app._named_job(task, arguments, options))
         return job
 
     async def enqueue_many(self, calls: list[Call[Any]]) -> list[Job[Any]]:
         """Enqueue all calls or none: `jobs.bind(connection).enqueue_many([send.new("ada"), pack.new(7)])`."""
-        jobs = self._app._apply_hooks(self._app._single_jobs(calls, self))
-        return await self._insert_jobs(jobs) if jobs else []
+        return await self._insert_jobs(self._app._single_jobs(calls, self))
 
     @overload
     async def enqueue_flow(self, flow: Call[R] | Flow[R]) -> Job[R]: ...
@@ -94,24 +90,28 @@ class BoundApp:
     async def enqueue_flow(self, flow: Parallel[R]) -> list[Job[R]]: ...
     async def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> Job[R] | list[Job[R]]:
         """Enqueue all jobs of a flow or none; returns the job that runs last, for `parallel(…)` a list."""
-        return self._app._final_jobs(flow, await self._insert_jobs(*self._app._flow_jobs(flow, self)))
+        return self._app._final_jobs(flow, await self._insert_jobs(self._app._flow_jobs(flow, self)))
 
-    async def _insert_jobs(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+    async def _insert_jobs(self, new: NewJobs) -> list[Job[Any]]:
+        if not new.jobs:
+            return []
         if not self._binding.is_async:
             raise self._connection_error("blocks: bind it with jobs.sync.bind(…) or task.sync.bind(…)")
-        command, engine = Insert(tuple(jobs), edges), self._app.engine
+        command, engine = Insert(tuple(new.jobs), new.edges), self._app.engine
         await engine.start()
         answer = await self._binding.insert(command)
         existing_ids = list(answer.existed | answer.replaced)
         records = await engine.call(self._app.store.get, existing_ids) if existing_ids else []
         return self._app._job_handles(command.jobs, answer, records)
 
-    def _insert_jobs_sync(self, jobs: list[NewJob], edges: tuple[Edge, ...] = ()) -> list[Job[Any]]:
+    def _insert_jobs_sync(self, new: NewJobs) -> list[Job[Any]]:
+        if not new.jobs:
+            return []
         if self._binding.is_async:
             raise self._connection_error(
                 "is async: bind it with jobs.bind(…) or task.bind(…), and await the method"
             )
-        command, engine = Insert(tuple(jobs), edges), self._app.engine
+        command, engine = Insert(tuple(new.jobs), new.edges), self._app.engine
         if self._binding.is_alone:
             return self._app._job_handles(command.jobs, self._binding.insert_sync(command), [])
         engine.start_sync()
@@ -139,14 +139,13 @@ class SyncBoundApp:
         self, task: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> SyncJob[Any]:
         """Enqueue a task by its name."""
-        new_job = self._app._job_by_name(task, arguments, options)
-        [job] = self._bound._insert_jobs_sync(self._app._apply_hooks([new_job]))
+        [job] = self._bound._insert_jobs_sync(self._app._named_job(task, arguments, options))
         return job.sync
 
     def enqueue_many(self, calls: list[Call[Any]]) -> list[SyncJob[Any]]:
         """Enqueue all calls or none."""
-        jobs = self._app._apply_hooks(self._app._single_jobs(calls, self._bound))
-        return [job.sync for job in self._bound._insert_jobs_sync(jobs)] if jobs else []
+        jobs = self._bound._insert_jobs_sync(self._app._single_jobs(calls, self._bound))
+        return [job.sync for job in jobs]
 
     @overload
     def enqueue_flow(self, flow: Call[R] | Flow[R]) -> SyncJob[R]: ...
@@ -154,6 +153,6 @@ class SyncBoundApp:
     def enqueue_flow(self, flow: Parallel[R]) -> list[SyncJob[R]]: ...
     def enqueue_flow(self, flow: Call[R] | Flow[R] | Parallel[R]) -> SyncJob[R] | list[SyncJob[R]]:
         """Enqueue all jobs of a flow or none; returns the job that runs last, for `parallel(…)` a list."""
-        jobs = self._bound._insert_jobs_sync(*self._app._flow_jobs(flow, self._bound))
+        jobs = self._bound._insert_jobs_sync(self._app._flow_jobs(flow, self._bound))
         final = self._app._final_jobs(flow, jobs)
         return [job.sync for job in final] if isinstance(final, list) else final.sync

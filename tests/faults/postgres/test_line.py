@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from errandry import Errandry
 from errandry.core.answer import Ack, Claims, Inserted, Renewed
 from errandry.core.command import Claim, CompleteOutcome, Note, Ref, Renew, Settle
 from errandry.core.job import JobRecord, LogLine, Progress
@@ -51,6 +52,25 @@ async def test_commands_whose_reply_was_lost_are_not_applied_twice(proxy: Proxy,
             "default": {"completed": 1, "running": 1, "waiting": 1}
         }
         assert (await engine.call(engine.store.totals))["default"] == {"completed": 1, "inserted": 3}
+
+
+async def test_callers_hear_what_the_write_did_whose_reply_was_lost(proxy: Proxy, url: str) -> None:
+    async with Errandry(url) as jobs:
+        proxy.replies_to_lose = 1
+        mine = await jobs.enqueue("send", id="mail-1")
+        proxy.replies_to_lose = 1
+        again = await jobs.enqueue("send", id="mail-1")
+        proxy.replies_to_lose = 1
+        canceled = await jobs.cancel(mine.id, "unknown")
+        proxy.replies_to_lose = 1
+        rerun = await jobs.rerun(mine.id)
+        proxy.replies_to_lose = 1
+        removed = await jobs.remove(mine.id)
+
+        assert proxy.lost_replies == 5
+        assert (mine.existed, again.existed) == (False, True)
+        assert [answer.moved for answer in (canceled, rerun, removed)] == [("mail-1",)] * 3
+        assert [job for job, _ in canceled.refused] == ["unknown"]
 
 
 async def test_all_claims_of_a_pass_are_answered_again_after_its_reply_was_lost(
