@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from errandry.api.claimed_job import ClaimedJob, check_same_process
 from errandry.api.completion import wait_for_first
@@ -26,7 +26,7 @@ from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
 from errandry.clock import Clock
 from errandry.core import check
-from errandry.core.answer import Answer, Claims
+from errandry.core.answer import LOCKED_RETRY_AFTER, Answer, Claims
 from errandry.core.command import BEAT_INTERVAL, DEFAULT_LEASE, Beat, Claim
 from errandry.core.duration import seconds
 from errandry.errors import CommandFailed, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
@@ -38,11 +38,18 @@ log = logging.getLogger("errandry.claimer")
 
 CLAIM_LIMIT_MAX = 10_000
 """Maximum number of jobs of one claim."""
+LOCKED_WAIT = 1.0
+"""Maximum seconds to wait, in addition, for a due job that another pass has locked: it is making it ready."""
 POLL_INTERVAL = 1.0
 """Maximum seconds between two claims of a waiting caller: notifications of changes may be lost."""
 
-ClaimedJobs = tuple[list[ClaimedJob], float | None]
-"""The jobs of one claim, and the seconds until the next job is due."""
+
+class ClaimedJobs(NamedTuple):
+    """The jobs of one claim, and what its answer says about other jobs (see `Claims`)."""
+
+    jobs: list[ClaimedJob]
+    due_in: float | None
+    has_locked: bool
 
 
 class Claimer:
@@ -91,8 +98,9 @@ class Claimer:
     async def claim(self, limit: int = 1, wait: Duration = 0) -> list[ClaimedJob]:
         """Claim up to `limit` jobs, most urgent first, and start them.
 
-        Waits for `wait` if there is none, and returns an empty list if none came. If the caller is canceled
-        meanwhile, the jobs of a claim in flight are released.
+        Waits for `wait` if there is none, and returns an empty list if none came. It waits up to a second
+        longer while another program is making a job ready that is due. If the caller is canceled meanwhile,
+        the jobs of a claim in flight are released.
         """
         check.whole("limit", limit, 1, CLAIM_LIMIT_MAX)
         check_same_process("claimer", self.id, self._process)
@@ -103,14 +111,16 @@ class Claimer:
             if not self._was_opened or closing.is_set():
                 raise InvalidValue("claimer", self.id, "is not open: claim inside of its `async with` block")
             version = store.version()
-            jobs, due_in = await self._claim_once(limit)
+            jobs, due_in, has_locked = await self._claim_once(limit)
             left = give_up - loop.time()
             if closing.is_set():  # the end of the block releases the jobs
                 return []
-            if jobs or left <= 0:
+            if jobs or left + (LOCKED_WAIT if has_locked else 0.0) <= 0:
                 return jobs
             pauses = (left, POLL_INTERVAL, due_in, self._turns.retry_in)
             timeout = min(pause for pause in pauses if pause is not None)
+            if has_locked:
+                timeout = LOCKED_RETRY_AFTER
             await wait_for_first(engine.call(store.wait_for_change, version, timeout), closing.wait())
             if closing.is_set():
                 return []
@@ -211,11 +221,11 @@ class Claimer:
             return await self._claim_jobs(limit, 0)
         self._is_claiming_suspects, turns = True, self._turns
         try:
-            jobs, due_in = await self._claim_jobs(limit, turns.quota(limit, self._suspects.suspects_held))
-            if not jobs and turns.begin():  # only the answer has said that suspects wait
+            claimed = await self._claim_jobs(limit, turns.quota(limit, self._suspects.suspects_held))
+            if not claimed.jobs and turns.begin():  # only the answer has said that suspects wait
                 quota = turns.quota(limit, self._suspects.suspects_held)
                 return await self._claim_jobs(limit, quota)
-            return jobs, due_in
+            return claimed
         finally:
             self._is_claiming_suspects = False
             turns.end_claim()
@@ -250,7 +260,7 @@ class Claimer:
             await self._app.engine.call(self._leases.renew_all)
         for job in jobs:
             await job._prepare()
-        return jobs, answer.due_in
+        return ClaimedJobs(jobs, answer.due_in, answer.has_locked)
 
     async def _submit_claim(self, command: Claim, expires_at: float) -> Answer:
         """Send a claim; after a lost reply again until its leases expire: the store answers the same jobs."""
@@ -271,7 +281,7 @@ class Claimer:
         """Release the jobs of a claim whose caller was canceled."""
         await asyncio.wait({claiming})
         if not claiming.cancelled() and claiming.exception() is None:
-            await self._release(claiming.result()[0])
+            await self._release(claiming.result().jobs)
 
     async def _release(self, jobs: Sequence[ClaimedJob], error: BaseException | None = None) -> None:
         """Settle the jobs that the program has not settled, as if their blocks had ended.

@@ -10,6 +10,9 @@ from errandry.core.state import State
 from errandry.core.suspect import SuspectKind
 from errandry.errors import ErrandryError
 
+LOCKED_RETRY_AFTER = 0.02
+"""Seconds before the next claim if due jobs are locked (see `Claims`)."""
+
 
 class LossCause(StrEnum):
     """Why a worker no longer holds a job."""
@@ -72,13 +75,15 @@ class Expiry(Struct, frozen=True, gc=False):
 class Claims(Struct, frozen=True, gc=False):
     """The claimed jobs, each under a new fence, and the seconds until the next job is due.
 
-    `waiting_suspects` has the kinds of the suspects that wait in any queue. `expiries` are the claims, mostly
-    of other workers, that expired before.
+    `waiting_suspects` has the kinds of the suspects that wait in any queue. `has_locked`: jobs are due that
+    another pass has locked, mostly to make them ready. Claim again soon. `expiries` are the claims, mostly of
+    other workers, that expired before.
     """
 
     jobs: tuple[JobRecord, ...]
     due_in: float | None = None
     waiting_suspects: tuple[SuspectKind, ...] = ()
+    has_locked: bool = False
     expiries: tuple[Expiry, ...] = ()
 
 

@@ -20,7 +20,7 @@ from errandry.claims.log_record import log_expiries
 from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import ThrottledLog
 from errandry.claims.trouble import TroubleReporter
-from errandry.core.answer import Answer, Claims, Lost, Renewed
+from errandry.core.answer import LOCKED_RETRY_AFTER, Answer, Claims, Lost, Renewed
 from errandry.core.batch import CLAIM_MAX, BatchSpec
 from errandry.core.command import Claim, Ref, Renew
 from errandry.core.job import JobRecord
@@ -89,6 +89,7 @@ class SlotClaimer:
         self._wakeups = ChangeCounter()
         self._paused = self._stopped = False
         self._due_in: float | None = None
+        self._has_locked = False
         # The store's version at which nothing was left to claim for the free slots; None if unknown.
         self._exhausted_version: int | None = None
         self._is_claiming = False
@@ -152,13 +153,15 @@ class SlotClaimer:
             if version != self._exhausted_version or is_last or self._turns.begin():
                 claimed = await self._claim(version)
                 self._claim_log.report_recovery()
-                if claimed or (is_last and not self._turns.has_untried):
+                if claimed or (is_last and not self._turns.has_untried and not self._has_locked):
                     return not claimed
         except ErrandryError as error:
             if self._options.burst and isinstance(error, StoreRefused):
                 raise  # a burst does not wait until someone grants a missing permission
             self._claim_log.report_failure(error)
         timeout = POLL_INTERVAL if self._due_in is None else min(POLL_INTERVAL, self._due_in)
+        if self._has_locked:
+            timeout = LOCKED_RETRY_AFTER
         retry_in = self._turns.retry_in
         if retry_in is not None and retry_in < timeout:
             await self._wakeups.wait(wakeups, retry_in)
@@ -171,6 +174,7 @@ class SlotClaimer:
         while self._in_flight:
             await asyncio.wait(self._in_flight)  # their jobs may take the slots that are free now
         claimed, is_exhausted, self._is_claiming, self._due_in = False, self._may_claim, True, None
+        self._has_locked = False
         try:
             for request in self._requests():
                 if self._stopped:
@@ -190,6 +194,7 @@ class SlotClaimer:
                     claimed |= await self._dispatch(request, answer.jobs, sent_at)
                     is_exhausted &= self._has_exhausted(answer.jobs)
                     self._due_in = answer.due_in
+                    self._has_locked |= answer.has_locked
         finally:
             self._is_claiming = False
             self._turns.end_claim()

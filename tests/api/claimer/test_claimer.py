@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from errandry import ClaimedJob, Claimer, Errandry, State
@@ -12,8 +15,10 @@ from errandry.core.command import Claim
 from errandry.errors import InvalidValue
 from errandry.testing import FakeClock
 from tests.api.claimer.claims import LEASE
+from tests.faults.process import wait_until
 from tests.machine_load import WAIT_TIMEOUT
 from tests.run_worker import wait_for_job
+from tests.store.server import server
 
 
 async def begin_to_wait(jobs: Errandry, claimer: Claimer) -> "asyncio.Task[list[ClaimedJob]]":
@@ -218,3 +223,43 @@ async def test_a_claimer_claims_only_while_it_is_open_and_is_opened_once(memory_
     with pytest.raises(InvalidValue, match="was opened before"):
         async with claimer:
             pass
+
+
+@contextmanager
+def locked_jobs(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that has locked all jobs of a store on PostgreSQL, like upkeep of another program."""
+    schema = url.rpartition("schema=")[2]
+    with psycopg.connect(server().url()) as db:
+        db.execute(f"SELECT 1 FROM {schema}.live FOR NO KEY UPDATE".encode())
+        yield db
+        db.rollback()
+
+
+async def expired_claim(jobs: Errandry, clock: FakeClock) -> None:
+    """A job whose worker has died, and whose lease has just expired."""
+    await jobs.enqueue("send")
+    await jobs.engine.submit(Claim(worker="dead", nonce="nonce", lease=10.0))
+    clock.advance(10)
+
+
+async def test_a_claim_waits_for_a_job_that_another_program_is_making_ready(clock: FakeClock) -> None:
+    with server().lend_url() as url:
+        async with Errandry(url, clock=clock) as jobs, jobs.claimer(upkeep=False) as claimer:
+            await expired_claim(jobs, clock)
+            passes = jobs.engine.stats().passes
+            with locked_jobs(url):
+                claiming = asyncio.create_task(claimer.claim())
+                await wait_until(lambda: jobs.engine.stats().passes > passes + 1)
+
+            [job] = await claiming
+
+            assert job.attempt == 2
+
+
+@pytest.mark.slow("waits for the time limit of a locked job")
+async def test_a_claim_does_not_wait_for_long_for_a_locked_job(clock: FakeClock) -> None:
+    with server().lend_url() as url:
+        async with Errandry(url, clock=clock) as jobs, jobs.claimer(upkeep=False) as claimer:
+            await expired_claim(jobs, clock)
+            with locked_jobs(url):
+                assert await claimer.claim() == []

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from errandry import Errandry
 from errandry.core.answer import WRITTEN, Answer, Claims, Inserted, Moved
 from errandry.core.command import (
     CancelJobs,
@@ -42,6 +43,7 @@ from errandry.testing.conformance import requests
 from tests.faults.process import wait_until
 from tests.machine_load import WAIT_TIMEOUT
 from tests.new_jobs import new_job
+from tests.run_worker import run_burst
 from tests.store.postgres.test_blind_insert import wait_until_blocking
 from tests.store.server import server
 
@@ -181,6 +183,24 @@ async def test_locked_jobs_do_not_hide_jobs_of_other_lanes(
         assert await requests.claim_ids(store, limit=limit) == ["other"]
 
     assert len(await requests.claim_ids(store, limit=10)) == limit
+
+
+@pytest.mark.parametrize("group", ["", "g"])
+@pytest.mark.parametrize("has_rule", [False, True])
+async def test_a_claim_takes_other_jobs_in_place_of_locked_ones(
+    store: PostgresStore, db: psycopg.Connection[Any], group: str, has_rule: bool
+) -> None:
+    if has_rule:
+        await requests.send(store, PutRule(GateKind.QUEUE, "default", Rule(limit=50)))
+    first = [new_job(f"first-{number}", task="first", group=group) for number in range(5)]
+    second = [new_job(f"second-{number}", task="second") for number in range(9)]
+    await requests.insert(store, *first, *second)
+    with db.transaction():
+        db.execute("SELECT 1 FROM live WHERE id < 'first-3' FOR NO KEY UPDATE")
+        claimed = await requests.claim_ids(store, limit=6)
+
+    assert len(claimed) == 6
+    assert {"first-3", "first-4"} < set(claimed)
 
 
 async def test_after_a_very_large_bound_insert_the_rest_is_due_at_once_and_the_queue_is_not_drained(
@@ -357,3 +377,24 @@ async def test_a_pass_that_closes_a_gate_and_changes_another_locks_them_in_order
 
     assert answers == [WRITTEN, WRITTEN]
     assert await commits[0] == [Claims(())]
+
+
+async def test_a_burst_does_not_end_while_a_due_job_is_locked(url: str, db: psycopg.Connection[Any]) -> None:
+    """Its worker has died, and upkeep of another program is about to make it ready."""
+    async with Errandry(url) as jobs:
+
+        @jobs.task
+        async def send() -> None: ...
+
+        job = await send.enqueue()
+        await jobs.engine.submit(Claim(worker="dead", nonce="nonce"))
+        db.execute("UPDATE live SET lease_until = 1")
+        with db.transaction():
+            db.execute("SELECT 1 FROM live FOR NO KEY UPDATE")
+            burst = asyncio.create_task(run_burst(jobs))
+            await asyncio.wait({burst}, timeout=0.0)
+            passes = jobs.engine.stats().passes
+            await wait_until(lambda: jobs.engine.stats().passes > passes + 5 or burst.done())
+        await burst
+
+        assert (await job.refresh()).state is State.COMPLETED

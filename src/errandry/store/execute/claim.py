@@ -63,7 +63,8 @@ def claim(work: UnitOfWork, command: Claim) -> Claims:
 
 def _answer(work: UnitOfWork, jobs: tuple[JobRecord, ...]) -> Claims:
     seconds = due_in(work.tables, work.permits(), work.now)
-    return Claims(jobs, seconds, work.tables.due_times().waiting_suspects, work.take_expiries())
+    suspects = work.tables.due_times().waiting_suspects
+    return Claims(jobs, seconds, suspects, work.has_locked_due_jobs, work.take_expiries())
 
 
 def due_in(tables: Tables, permits: Permits | None, now: float) -> float | None:
@@ -135,8 +136,9 @@ class _ClaimInProgress:
         lanes = self._open_lanes(wanted)
         is_exhausted = False
         if self._is_plain(lanes, wanted.limit):
-            jobs = self._tables.best_jobs(lanes, wanted.limit, wanted.suspect_filter)
-            is_exhausted = self._permits is None and max(len(jobs), len(lanes)) < wanted.limit
+            jobs, has_locked = self._tables.best_jobs(lanes, wanted.limit, wanted.suspect_filter)
+            is_cut = has_locked or max(len(jobs), len(lanes)) >= wanted.limit
+            is_exhausted = self._permits is None and not is_cut
             self._tried_lanes = set() if jobs or not lanes else {min(lanes, key=urgency).id}
         elif parked := self._park_full_lanes(lanes):
             self._width = min(LANES_MAX, 2 * self._width)

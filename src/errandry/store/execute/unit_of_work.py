@@ -56,6 +56,7 @@ class UnitOfWork:
     slots           for each new job with a unique key: the slot of that key
     is_upkeep_done  True if nothing is due any more in this pass
     expiries        the claims that this pass has expired and that no answer has named yet
+    has_locked_due_jobs  True if jobs are due, and another pass has locked all of them
     locked_gates    the gates that commands of this pass change, as they are now; None before the first one
     """
 
@@ -63,7 +64,7 @@ class UnitOfWork:
         self, tables: Tables, now: float, limits: StoreLimits, commands: Sequence[Command] = ()
     ) -> None:
         self.tables, self.now, self.limits, self._commands = tables, now, limits, commands
-        self.is_upkeep_done = False
+        self.is_upkeep_done = self.has_locked_due_jobs = False
         self.expiries: list[Expiry] = []
         self.fair_queues: set[str] = set()
         self._left_queues: dict[str, None] = {}

@@ -79,12 +79,15 @@ def before_claim(work: UnitOfWork, worker: str) -> None:
     due_times, moved = tables.due_times(), 0
     if due_times.lease_until is not None and due_times.lease_until <= now:  # guard: upkeep_before_claim
         moved += _expire(work, tables.expired_jobs(now, BEFORE_CLAIM_MAX), worker)
+        work.has_locked_due_jobs = not moved
         if moved:  # a repeated claim before this one may have counted them as held
             work.invalidate_gates()
     if due_times.tick_at is not None and due_times.tick_at <= now:  # guard: tick_of_others
         moved += schedule.decide_due_ticks(work, BEFORE_CLAIM_MAX)
     if due_times.run_at is not None and due_times.run_at <= now:
-        moved += sum(_promote(work, BEFORE_CLAIM_MAX))
+        promoted = sum(_promote(work, BEFORE_CLAIM_MAX))
+        work.has_locked_due_jobs |= not promoted
+        moved += promoted
     # `open_at` leaves out parked lanes without jobs: a job that was just promoted may be in one.
     if moved or (due_times.open_at is not None and due_times.open_at <= now):
         tables.unpark_due(now)

@@ -26,6 +26,7 @@ from errandry.store.memory.counters import MemoryCounters
 from errandry.store.tables.protocol import (
     ANSWERS_AGE,
     ANSWERS_TRIM_FACTOR,
+    BestJobs,
     Change,
     ClaimedRefs,
     Deltas,
@@ -147,9 +148,9 @@ class MemoryTables(MemoryCounters):
         by_turn = (sorted(pair, key=lambda lane: (lane.virtual_start, lane.group)) for pair in pairs.values())
         return [lane for pair in by_turn for lane in pair[:width]]
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> BestJobs:
         waiting = (self._waiting_jobs(lane.id, suspects) for lane in lanes)
-        return list(islice(merge(*waiting, key=_position_of), limit))
+        return BestJobs(list(islice(merge(*waiting, key=_position_of), limit)))
 
     def positions(
         self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind

@@ -20,7 +20,7 @@ from errandry.store.postgres.gates import PostgresGates
 from errandry.store.postgres.pipeline import Pipeline, StatementParams
 from errandry.store.postgres.scan_position import WHOLE, DueFloors, Parts, ScanPositions
 from errandry.store.tables import rows
-from errandry.store.tables.protocol import Change, DueTimes
+from errandry.store.tables.protocol import BestJobs, Change, DueTimes
 
 JOBS_WITHOUT_LANE_MAX = 1_000
 """Maximum number of jobs to which one pass assigns a lane."""
@@ -219,17 +219,18 @@ class PostgresLanes(PostgresGates):
             if not behind or not self._rows("raise_virtual_starts", (array({lane.queue for lane in lanes}),)):
                 return lanes
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> BestJobs:
         if not lanes:
-            return []
-        jobs = self._jobs(*self._best_jobs_statement(lanes, limit, suspects))
+            return BestJobs([])
+        best = self._rows(*self._best_jobs_statement(lanes, limit, suspects))
+        jobs = [rows.to_job(row) for row in best]
         # If suspects wait that the scan has skipped, they still wait before these jobs.
         if suspects is SuspectKind.ANY or not self.due_times().waiting_suspects:
             lane_ids = {(lane.queue, lane.task, lane.group): lane.id for lane in lanes}
             for job in takewhile(lambda job: not job.crashes, jobs):
                 places = self._taken.setdefault(lane_ids[job.queue, job.task, job.group], [])
                 places.append((job.priority, job.place or 0))
-        return jobs
+        return BestJobs(jobs, has_locked=len(lanes) > 1 and 0 < len(jobs) < limit == best[0][-1])
 
     def _best_jobs_statement(
         self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind

@@ -742,7 +742,7 @@ SELECT job.*
 -- name: best_jobs
 -- The first waiting jobs of several lanes taken together, from the given parts of each lane. It first counts how many
 -- jobs each part contributes, so that it locks no more jobs than it returns. Skips jobs that another transaction has
--- locked.
+-- locked. The last column is the number of jobs, locked or not.
 WITH best AS (
     SELECT part.*
       FROM unnest(%(lanes)s::bigint[], %(priorities)s::bigint[], %(places)s::bigint[], %(below)s::bigint[])
@@ -754,7 +754,7 @@ WITH best AS (
                           ORDER BY priority, place LIMIT %(limit)s) AS job
      ORDER BY job.priority, job.place LIMIT %(limit)s),
 shares AS (SELECT best.*, count(*) AS jobs FROM best GROUP BY lane, priority, place, below)
-SELECT job.*
+SELECT job.*, (SELECT count(*) FROM best)
   FROM shares
  CROSS JOIN LATERAL (SELECT * FROM errandry.live
                       WHERE live.lane = shares.lane AND state = 'waiting'

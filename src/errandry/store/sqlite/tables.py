@@ -34,6 +34,7 @@ from errandry.store.tables import rows
 from errandry.store.tables.protocol import (
     ANSWERS_AGE,
     ANSWERS_TRIM_FACTOR,
+    BestJobs,
     Change,
     ClaimedRefs,
     Deltas,
@@ -238,15 +239,16 @@ class SqliteTables(SqliteCounters):
             for lane, group, virtual_start, *first in lanes
         ]
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> BestJobs:
         if len(lanes) <= 1:
-            return [job for lane in lanes for job in self._jobs("best_jobs", (lane.id, limit, suspects))]
+            jobs = [job for lane in lanes for job in self._jobs("best_jobs", (lane.id, limit, suspects))]
+            return BestJobs(jobs)
         best: list[rows.Row] = []
         for lane in sorted(lanes, key=urgency):
             if len(best) == limit and lane.first is not None and lane.first > best[-1][:2]:
                 break
             best = sorted(best + self._all("positions", (lane.id, limit, suspects)))[:limit]
-        return self.jobs_by_seq([seq for _, _, seq in best])
+        return BestJobs(self.jobs_by_seq([seq for _, _, seq in best]))
 
     def positions(
         self, lanes: Sequence[OpenLane], per_lane: int, suspects: SuspectKind
@@ -421,8 +423,7 @@ class SqliteTables(SqliteCounters):
         return rows.to_claimed_refs(saved[0][0], nonce) if saved else None
 
     def save_answers(self, answers: Mapping[str, str], now: float) -> None:
-        for nonce, answer in answers.items():
-            self._run("save_answer", (nonce, now, answer))
+        self._db.executemany(SQL["save_answer"], [(nonce, now, answer) for nonce, answer in answers.items()])
 
     def load_answers(self, nonces: Sequence[str]) -> dict[str, str]:
         return dict(self._all("load_answers", (rows.text(nonces),)))

@@ -72,6 +72,16 @@ class DueTimes(NamedTuple):
         return tuple(compress(kinds, (self.has_shared_suspects, self.has_isolated_suspects)))
 
 
+class BestJobs(NamedTuple):
+    """The most urgent jobs of some lanes, without those that another pass has locked.
+
+    `has_locked`: there were some, and other jobs of these lanes could take their place.
+    """
+
+    jobs: list[JobRecord]
+    has_locked: bool = False
+
+
 class Tables(Protocol):
     """Where one pass reads and writes. A store author implements this and the open methods of `TableStore`.
 
@@ -147,7 +157,7 @@ class Tables(Protocol):
         For each queue and task, the first `width` lanes that are not parked, by virtual start.
         """
 
-    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> list[JobRecord]:
+    def best_jobs(self, lanes: Sequence[OpenLane], limit: int, suspects: SuspectKind) -> BestJobs:
         """Return the most urgent jobs of all these lanes together. Skip suspects of other kinds."""
 
     def positions(
