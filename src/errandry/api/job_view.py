@@ -270,6 +270,14 @@ class JobView(Generic[R_co]):
         """When the finished job is deleted."""
         return as_datetime(self.record.expires_at)
 
+    @property
+    def unhandled_since(self) -> datetime | None:
+        """Since when workers give it back because they cannot run it: their program seems older than its own.
+
+        None if none has, or a handler has begun since; also once it is finished.
+        """
+        return as_datetime(self.record.unhandled_since)
+
     def as_dict(self) -> dict[str, Any]:
         """All attributes as plain values, ready for JSON: times as ISO text, the result under `result`."""
         fields = {name: getattr(self, name) for name in _PLAIN_FIELDS}

@@ -155,7 +155,8 @@ class JobRecord(Struct, frozen=True, gc=False):
     `lost_by` is the worker that lost the job last, while a heartbeat of it would take the crash back.
     `children` and `parents` count the jobs of its flow that it waits for and that wait for it;
     `open_children` counts the children that have not ended while it is blocked. `steps` is None for a job
-    without steps.
+    without steps. `unhandled_since` is when a worker first gave the job back because it could not run it; None
+    if no worker has, if a handler has begun since, and when the job is finished.
     """
 
     seq: int
@@ -194,6 +195,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     finished_at: float | None
     expires_at: float | None
     lost_by: str | None
+    unhandled_since: float | None
     backoff: Backoff | None
     keep: Keep | None
     progress: Progress | None

@@ -101,6 +101,7 @@ def created(new: NewJob, seq: int, now: float, children: int = 0, parents: int =
         None,
         None,
         None,
+        None,
         new.backoff,
         new.keep,
         None,

@@ -88,6 +88,7 @@ TABLE history PARTITION BY LIST (day)
     finished_at double precision NOT NULL
     expires_at double precision NOT NULL
     lost_by text COLLATE "C"
+    unhandled_since double precision
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"
@@ -134,6 +135,7 @@ TABLE job
     finished_at double precision
     expires_at double precision
     lost_by text COLLATE "C"
+    unhandled_since double precision
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"
@@ -194,6 +196,7 @@ TABLE live WITH {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_va
     finished_at double precision
     expires_at double precision
     lost_by text COLLATE "C"
+    unhandled_since double precision
     backoff text COLLATE "C"
     keep text COLLATE "C"
     progress text COLLATE "C"

@@ -83,7 +83,7 @@ SELECT ARRAY (SELECT nextval('errandry.job_numbers') FROM generate_series(1, num
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, state, lifo, NULL, NULL, payload, priority, place, run_at, 0, max_attempts, 0, 0,
        max_crashes, children, children, parents, timeout, deadline, 0, NULL, NULL, false, NULL, metadata, created_at,
-       created_at, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
+       created_at, NULL, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags, NULL, NULL, uniqueness, NULL, lane
   FROM (SELECT unnest(%s::bigint[]) AS seq, unnest(%s::text[]) AS id, unnest(%s::text[]) AS task,
                unnest(%s::text[]) AS queue, unnest(%s::text[]) AS grp, unnest(%s::text[]) AS state,
                unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload, unnest(%s::bigint[]) AS priority,
@@ -139,8 +139,8 @@ SELECT errandry.assert_true(
 INSERT INTO errandry.live
 SELECT seq, id, task, queue, grp, 'waiting', lifo, NULL, NULL, payload, priority,
        CASE WHEN lifo THEN -seq ELSE seq END, NULL, 0, max_attempts, 0, 0, max_crashes, 0, 0, 0, timeout, deadline,
-       0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL, tags,
-       NULL, NULL, NULL, NULL, lane
+       0, NULL, NULL, false, NULL, metadata, now_at, now_at, NULL, NULL, NULL, NULL, NULL, NULL, backoff, keep, NULL,
+       tags, NULL, NULL, NULL, NULL, lane
   FROM (SELECT nextval('errandry.job_numbers') AS seq, coalesce(%s::float8, extract(epoch FROM now())::float8) AS now_at, new.*
           FROM (SELECT unnest(%s::text[]) AS id, unnest(%s::text[]) AS task, unnest(%s::text[]) AS queue,
                        unnest(%s::text[]) AS grp, unnest(%s::boolean[]) AS lifo, unnest(%s::text[]) AS payload,
@@ -165,8 +165,8 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::text[], %s::bigint[]);
+    %s::float8[], %s::float8[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::text[], %s::bigint[]);
 
 -- name: insert_jobs
 -- Insert jobs over a connection of the caller's. Parameters and result are text, so that every library can pass them.
@@ -182,8 +182,8 @@ SELECT * FROM unnest(
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::text[], %s::integer[])
+    %s::float8[], %s::float8[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::text[], %s::integer[])
 RETURNING id, seq, day)
 INSERT INTO errandry.finished_ids SELECT id, seq, day FROM finished;
 
@@ -200,7 +200,7 @@ UPDATE errandry.live
        new.max_attempts, releases = new.releases, crashes = new.crashes, open_children = new.open_children,
        children = new.children, parents = new.parents, deadline = new.deadline, fence = new.fence, worker = new.worker, lease_until = new.lease_until,
        cancel_requested = new.cancel_requested, result = new.result, metadata = new.metadata, updated_at = new.updated_at, claimed_at =
-       new.claimed_at, started_at = new.started_at, lost_by = new.lost_by, progress = new.progress, tags = new.tags, errors =
+       new.claimed_at, started_at = new.started_at, lost_by = new.lost_by, unhandled_since = new.unhandled_since, progress = new.progress, tags = new.tags, errors =
        new.errors, logs = new.logs, steps = new.steps, lane = new.lane
   FROM (SELECT target.ctid AS row_address, given.*
           FROM unnest(
@@ -208,12 +208,12 @@ UPDATE errandry.live
     %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::float8[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::bigint[],
     %s::text[], %s::float8[], %s::boolean[], %s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
-    %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::text[], %s::bigint[])
+    %s::float8[], %s::float8[], %s::text[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::text[], %s::bigint[])
             AS given (seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at,
             attempts, max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout,
             deadline, fence, worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at,
-            started_at, finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness,
+            started_at, finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
             steps, lane),
                LATERAL (SELECT ctid FROM errandry.live WHERE live.seq = given.seq OFFSET 0) AS target
          WHERE given.seq %% 1 = 0 AND -given.seq %% 1 = 0) AS new
@@ -231,7 +231,7 @@ inserted AS (
     SELECT seq, id, task, queue, grp, %(state)s::text, lifo, %(reason)s::text, %(settled)s::text, payload, priority, NULL,
            run_at, attempts, max_attempts, %(releases)s::bigint, %(crashes)s::bigint, max_crashes, open_children, children,
            parents, timeout, deadline, fence, worker, NULL, cancel_requested, (%(results)s::text[])[n], metadata, created_at,
-           %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, NULL, backoff, keep, progress, tags,
+           %(at)s::float8, claimed_at, started_at, %(at)s::float8, %(expires_at)s::float8, NULL, NULL, backoff, keep, progress, tags,
            (%(errors)s::text[])[n], logs, uniqueness, steps, %(day)s::integer
       FROM deleted)
 INSERT INTO errandry.finished_ids SELECT id, seq, %(day)s::integer FROM deleted;
@@ -307,7 +307,7 @@ SELECT id FROM errandry.finished_ids
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM errandry.job
  WHERE part = ANY (%(parts)s::text[])
    AND seq < %(below)s::bigint AND seq > %(above)s::bigint

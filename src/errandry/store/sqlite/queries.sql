@@ -29,26 +29,26 @@ UPDATE store SET number = ?1, now = ?2, row = ?3, events = ?4;
 -- name: insert_new
 -- Insert a new job. It has had no attempt, so all columns that an attempt sets are empty.
 INSERT INTO live VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, NULL, NULL, ?8, ?9, ?10, ?11, 0, ?12, 0, 0, ?13, ?14, ?14, ?15, ?16,
-                         ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, NULL, ?20, ?21, NULL, ?22,
-                         NULL, NULL, ?23, NULL, ?24);
+                         ?17, 0, NULL, NULL, 0, NULL, ?18, ?19, ?19, NULL, NULL, NULL, NULL, NULL, NULL, ?20, ?21, NULL,
+                         ?22, NULL, NULL, ?23, NULL, ?24);
 
 -- name: insert_from_history
 -- Insert the whole row of a job that leaves `history`, for example by a rerun.
 INSERT INTO live VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish
 -- Insert the whole row of a finished job.
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                            ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: finish_live
 -- Copy finished jobs with the same outcome from `live` into `history`. ?1 maps their `seq` to their results.
 INSERT INTO history
 SELECT seq, live.id, task, queue, grp, ?3, lifo, ?4, ?5, payload, priority, NULL, run_at, attempts, max_attempts,
        ?6, ?7, max_crashes, open_children, children, parents, timeout, deadline, fence, worker, NULL,
-       cancel_requested, ended.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, NULL, backoff, keep, progress,
-       tags, ?2, logs, uniqueness, steps
+       cancel_requested, ended.value, metadata, created_at, ?8, claimed_at, started_at, ?8, ?9, NULL, NULL, backoff, keep,
+       progress, tags, ?2, logs, uniqueness, steps
   FROM json_each(?1) AS ended CROSS JOIN live ON seq = CAST(ended.key AS INTEGER);
 
 -- name: update
@@ -57,8 +57,8 @@ UPDATE live
    SET queue = ?4, state = ?6, reason = ?8, settled = ?9, payload = ?10, priority = ?11, place = ?12, run_at = ?13,
        attempts = ?14, max_attempts = ?15, releases = ?16, crashes = ?17, open_children = ?19, children = ?20,
        parents = ?21, deadline = ?23, fence = ?24, worker = ?25, lease_until = ?26, cancel_requested = ?27,
-       result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, lost_by = ?36, progress = ?39,
-       tags = ?40, errors = ?41, logs = ?42, steps = ?44, lane = ?45
+       result = ?28, metadata = ?29, updated_at = ?31, claimed_at = ?32, started_at = ?33, lost_by = ?36,
+       unhandled_since = ?37, progress = ?40, tags = ?41, errors = ?42, logs = ?43, steps = ?45, lane = ?46
  WHERE seq = ?1;
 
 -- name: claim
@@ -108,7 +108,7 @@ SELECT id FROM history
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness, steps
   FROM job
  WHERE CASE part WHEN 'live' THEN :live WHEN 'completed' THEN :completed ELSE :unsuccessful END
    AND seq < :below AND seq > :above

@@ -27,7 +27,7 @@ from errandry.store.tables.protocol import ClaimedRefs
 Row = tuple[Any, ...]
 
 FIELDS = JobRecord.__struct_fields__
-PLAIN_COLUMNS = 36
+PLAIN_COLUMNS = 37
 """Number of job columns stored as plain values. The columns after them are JSON."""
 COLUMN_COUNT = PLAIN_COLUMNS + 8
 

@@ -92,6 +92,7 @@ class Inserts:
             finished_at=None,
             expires_at=None,
             lost_by=None,
+            unhandled_since=None,
             backoff=None,
             keep=None,
             progress=None,

@@ -56,6 +56,7 @@ CREATE TABLE errandry.live (
     finished_at      double precision,
     expires_at       double precision,
     lost_by          text COLLATE "C",
+    unhandled_since  double precision,
     backoff          text COLLATE "C",
     keep             text COLLATE "C",
     progress         text COLLATE "C",
@@ -125,6 +126,7 @@ CREATE TABLE errandry.history (
     finished_at      double precision NOT NULL,
     expires_at       double precision NOT NULL,
     lost_by          text COLLATE "C",
+    unhandled_since  double precision,
     backoff          text COLLATE "C",
     keep             text COLLATE "C",
     progress         text COLLATE "C",
@@ -157,15 +159,15 @@ CREATE VIEW errandry.job AS
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps,
-       'live' AS part
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
+       steps, 'live' AS part
   FROM errandry.live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps,
-       'history' AS part
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
+       steps, 'history' AS part
   FROM errandry.history;
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has

@@ -52,6 +52,7 @@ CREATE TABLE live (
     finished_at      REAL,
     expires_at       REAL,
     lost_by          TEXT,
+    unhandled_since  REAL,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -113,6 +114,7 @@ CREATE TABLE history (
     finished_at      REAL    NOT NULL,
     expires_at       REAL    NOT NULL,
     lost_by          TEXT,
+    unhandled_since  REAL,
     backoff          TEXT,
     keep             TEXT,
     progress         TEXT,
@@ -133,19 +135,22 @@ CREATE VIEW job AS
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'live' AS part
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
+       steps, 'live' AS part
   FROM live
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'completed' AS part
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
+       steps, 'completed' AS part
   FROM history WHERE state = 'completed'
 UNION ALL
 SELECT seq, id, task, queue, grp, state, lifo, reason, settled, payload, priority, place, run_at, attempts,
        max_attempts, releases, crashes, max_crashes, open_children, children, parents, timeout, deadline, fence,
        worker, lease_until, cancel_requested, result, metadata, created_at, updated_at, claimed_at, started_at,
-       finished_at, expires_at, lost_by, backoff, keep, progress, tags, errors, logs, uniqueness, steps, 'unsuccessful' AS part
+       finished_at, expires_at, lost_by, unhandled_since, backoff, keep, progress, tags, errors, logs, uniqueness,
+       steps, 'unsuccessful' AS part
   FROM history INDEXED BY history_unsuccessful WHERE state <> 'completed';
 
 -- One row per (queue, task, group) in use. `ready` marks a lane that may have waiting jobs; a lane without the mark has
