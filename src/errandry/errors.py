@@ -15,6 +15,7 @@
     ├── QueueFull                        the queue has its maximum number of waiting jobs
     ├── QueueInUse                       workers hold jobs of the queue to remove
     ├── UnknownTask (LookupError)        this program declares no task of this name
+    ├── UpgradeFailed                    the upgrade of a job's older arguments raised an error
     ├── JobFailed                        the job has no result, because it failed
     ├── JobCanceled                      the job has no result, because it was canceled
     ├── ProcessDied                      the process of a handler ended before the handler did
@@ -215,6 +216,20 @@ class UnknownTask(ErrandryError, LookupError):
 
     def __str__(self) -> str:
         return f"there is no task {short_repr(self.task)}; declared tasks: {', '.join(self.known) or 'none'}"
+
+
+class UpgradeFailed(ErrandryError):
+    """The upgrade of a task's arguments from an older `version` raised an error, or returned no arguments.
+
+    The job is tried again, as after an error of its handler.
+    """
+
+    def __init__(self, task: str, version: int, why: str) -> None:
+        super().__init__(task, version, why)
+        self.task, self.version, self.why = task, version, why
+
+    def __str__(self) -> str:
+        return f"task {self.task}: its upgrade from version {self.version} {self.why}"
 
 
 class JobFailed(ErrandryError):

@@ -43,6 +43,7 @@ SAMPLES = {
     "cursor": "abc",
     "command": "Insert",
     "store": "jobs.db",
+    "version": 1,
 }
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from errandry import Errandry, Fail, JobContext
+from errandry import Errandry, Fail, JobContext, State
 from errandry.cli.job_view import as_data
 from errandry.codec.json_codec import DocumentInfo, PlainCodec
 from errandry.codec.redaction import REDACTED, Redactor, redact_arguments, redact_text
 from errandry.core.event import EventKind
-from errandry.errors import InvalidArguments, InvalidValue
+from errandry.errors import InvalidValue, UpgradeFailed
 from errandry.testing import drain
 from errandry.worker.options import WorkerOptions
 from errandry.worker.worker import Worker
@@ -171,24 +171,44 @@ def split_number(arguments: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"cannot convert card {arguments['card']}")
 
 
+@dataclass
+class CheckedCard:
+    number: str
+
+    def __post_init__(self) -> None:
+        raise ValueError(f"no such card {self.number}")
+
+
 @pytest.mark.parametrize("on_invalid", ["fail", "discard"])
 async def test_errors_of_arguments_that_cannot_be_read_are_redacted(
     jobs: Errandry, caplog: pytest.LogCaptureFixture, on_invalid: Literal["fail", "discard"]
 ) -> None:
-    @jobs.task(redact="card", version=2, on_invalid=on_invalid)
+    @jobs.task(redact="card", on_invalid=on_invalid)
+    async def charge(card: CheckedCard) -> None: ...
+
+    job = await older_program(jobs).enqueue("charge", {"card": {"number": "4111-1111"}})
+    await Worker(jobs, WorkerOptions(burst=True)).run()
+
+    record = await jobs.client.record(job.id) if on_invalid == "fail" else None
+    texts = [error.message for error in (record.errors if record else ())] + caplog.messages
+    assert sum(f"no such card {REDACTED}" in text for text in texts) == len(texts) > 0
+    assert "4111" not in "".join(texts)
+
+
+async def test_the_error_of_an_upgrade_is_redacted(jobs: Errandry, caplog: pytest.LogCaptureFixture) -> None:
+    @jobs.task(redact="card", version=2)
     async def charge(card: str) -> None: ...
 
     charge.upgrade(1)(split_number)
     job = await older_program(jobs).enqueue("charge", {"card": "4111-1111"})
     await Worker(jobs, WorkerOptions(burst=True)).run()
 
-    record = await jobs.client.record(job.id) if on_invalid == "fail" else None
-    texts = [error.message for error in (record.errors if record else ())] + caplog.messages
-    assert sum(f"cannot convert card {REDACTED}" in text for text in texts) == len(texts) > 0
-    assert "4111" not in "".join(texts)
+    [error] = (await jobs.client.record(job.id)).errors
+    assert error.message.endswith(f"raised ValueError: cannot convert card {REDACTED}")
+    assert "4111" not in error.traceback + caplog.text
 
 
-async def test_a_claimer_redacts_the_error_of_arguments_that_cannot_be_read(jobs: Errandry) -> None:
+async def test_a_claimer_redacts_the_error_of_an_upgrade(jobs: Errandry) -> None:
     @jobs.task(redact="card", version=2)
     async def charge(card: str) -> None: ...
 
@@ -197,12 +217,13 @@ async def test_a_claimer_redacts_the_error_of_arguments_that_cannot_be_read(jobs
 
     async with jobs.claimer() as claimer:
         [job] = await claimer.claim()
-        with pytest.raises(InvalidArguments, match="4111-1111"):
+        with pytest.raises(UpgradeFailed, match="4111-1111"):
             async with job:
                 _ = job.arguments
 
-    [error] = (await jobs.client.record(enqueued.id)).errors
-    assert error.message.endswith(f"cannot convert card {REDACTED}")
+    record = await jobs.client.record(enqueued.id)
+    assert record.state is State.SCHEDULED
+    assert record.errors[0].message.endswith(f"cannot convert card {REDACTED}")
 
 
 async def test_a_worker_redacts_what_the_program_that_enqueued_the_job_declares(

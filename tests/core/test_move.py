@@ -373,16 +373,54 @@ def test_a_retry_fails_when_attempts_are_spent(attempts: int, state: State) -> N
     assert after.reason is (Reason.TIMEOUT if state is State.FAILED else None)
 
 
-@pytest.mark.parametrize("releases", [19, 20])
-@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.NO_HANDLER])
-def test_the_21st_release_fails_the_job(releases: int, reason: Reason) -> None:
-    after = move.settled(in_state(State.CLAIMED, releases=releases), ReleaseOutcome(reason=reason), LATER)
+@pytest.mark.parametrize(
+    "release",
+    [
+        lambda job: move.settled(job, ReleaseOutcome(), LATER),
+        lambda job: move.expired(job, LATER, UNKNOWN),
+    ],
+    ids=["release", "expire"],
+)
+def test_the_1000th_release_fails_the_job(release: Callable[[JobRecord], JobRecord]) -> None:
+    before, after = [release(in_state(State.CLAIMED, releases=count)) for count in (998, 999)]
 
-    if releases == 19:
-        assert (after.state, after.releases, after.reason) == (State.WAITING, 20, None)
-    else:
-        assert (after.state, after.releases, after.reason) == (State.FAILED, 21, reason)
-        assert [error.kind for error in after.errors] == [reason]
+    assert (before.state, before.releases, before.reason) == (State.WAITING, 999, None)
+    assert (after.state, after.releases, after.reason) == (State.FAILED, 1_000, Reason.WORKER_LOST)
+    assert [error.message for error in after.errors] == ["released 1,000 times without finishing"]
+
+
+def test_a_job_that_no_worker_can_run_records_since_when_and_its_releases_do_not_count() -> None:
+    first = move.settled(in_state(State.RUNNING, releases=999), ReleaseOutcome(5.0, unhandled=True), LATER)
+    claimed = replace(first, state=State.RUNNING, attempts=1)
+    second = move.settled(claimed, ReleaseOutcome(10.0, unhandled=True), LATER + 5)
+
+    assert (first.state, first.attempts, first.releases) == (State.SCHEDULED, 0, 999)
+    assert (first.unhandled_since, first.run_at) == (LATER, LATER + 5)
+    assert (second.unhandled_since, second.run_at, second.releases) == (LATER, LATER + 15, 999)
+
+
+@pytest.mark.parametrize(
+    ("state", "after_move", "since"),
+    [
+        (State.WAITING, lambda job: move.claimed(job, "w", 30.0, True, LATER), NOW),
+        (State.SCHEDULED, lambda job: move.promoted(job, LATER), NOW),
+        (State.CLAIMED, lambda job: move.started(job, LATER), NOW),
+        (State.CLAIMED, lambda job: move.settled(job, ReleaseOutcome(), LATER), NOW),
+        (State.CLAIMED, lambda job: move.expired(job, LATER, UNKNOWN), NOW),
+        (State.RUNNING, lambda job: move.settled(job, ReleaseOutcome(), LATER), None),
+        (State.RUNNING, lambda job: move.settled(job, RetryOutcome(), LATER), None),
+        (State.RUNNING, lambda job: move.settled(job, SnoozeOutcome(1.0), LATER), None),
+        (State.RUNNING, lambda job: move.settled(job, CompleteOutcome(), LATER), None),
+        (State.RUNNING, lambda job: move.settled(job, FailOutcome(), LATER), None),
+        (State.RUNNING, lambda job: move.expired(job, LATER, UNKNOWN), None),
+        (State.WAITING, lambda job: move.edited(job, EditJobs(ids=("job",), priority=1), LATER), None),
+        (State.FAILED, lambda job: move.rerun(job, None, False, LATER), None),
+    ],
+)
+def test_unhandled_since_is_cleared_when_a_handler_has_begun_or_the_job_is_changed(
+    state: State, after_move: Callable[[JobRecord], JobRecord], since: float | None
+) -> None:
+    assert after_move(in_state(state, unhandled_since=NOW)).unhandled_since == since
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from errandry.core import check
-from errandry.core.command import Beat, SlotShare, WorkerRecord
+from errandry.core.argument_version import with_version
+from errandry.core.command import Beat, SlotShare, TaskVersion, WorkerRecord
 from errandry.core.gate import GateKind, GateRecord, GateStatus, PauseRecord
 from errandry.core.job import AttemptError, JobRecord, NewJob
 from errandry.core.move import created
@@ -266,6 +267,39 @@ CASES: list[tuple[str, Why, list[str], str]] = [
         "No worker takes jobs of task send from queue mail: w-1 only serves queues bulk, slow; "
         "w-2 only has task bill; w-3 was paused 4 s ago by ada; w-4 has been silent for 50 s; "
         "w-5 is stopping and claims no more jobs.",
+    ),
+    (
+        "no worker of its version",
+        explained(
+            job(metadata=with_version(None, 3)),
+            worker_info(),
+            worker_info(replace(FREE, worker="w-2", versions=(TaskVersion("send", 2),))),
+        ),
+        ["no_worker"],
+        "w-1 has version 1 of the task, older than version 3 of the job; "
+        "w-2 has version 2 of the task, older than version 3 of the job.",
+    ),
+    (
+        "given back",
+        explained(job(unhandled_since=NOW - 7_200)),
+        ["unhandled"],
+        "Workers have given it back for 2 h: the programs of those that claimed it have no task send, or not "
+        "all of its arguments. It fails if that lasts for their unknown_timeout, by default 24 hours, "
+        "unless a live worker has the task.",
+    ),
+    (
+        "given back, until its next claim",
+        explained(
+            job(
+                state=State.SCHEDULED,
+                settled=Move.RELEASE,
+                run_at=NOW + 9,
+                unhandled_since=NOW - 60,
+                metadata=with_version(None, 3),
+            )
+        ),
+        ["scheduled", "unhandled"],
+        "have no task send of version 3, or not all of its arguments",
     ),
     (
         "busy",

@@ -276,7 +276,6 @@ class Chance:
         return Settle(ref, self.awaiting(ref) if self.one_in(8) else self.outcome())
 
     def outcome(self) -> Outcome:
-        reasons = Reason.WORKER_LOST, Reason.NO_HANDLER
         outcomes: tuple[Outcome, ...] = (
             CompleteOutcome(self.of(None, "null", '{"ok":true}', "[1]", TOO_LARGE)),
             CompleteOutcome('{"ok":true}'),
@@ -286,7 +285,7 @@ class Chance:
             FailOutcome(self.failure()),
             SnoozeOutcome(self.of(0, 5.0, 60.0), self.of(None, None, *STEPS)),
             WaitOutcome(self.of(*STEPS), self.of(0, 5.0, 60.0, 4_000.0)),
-            ReleaseOutcome(self.of(0, 0, 15.0), self.of(*reasons)),
+            ReleaseOutcome(self.of(0, 0, 15.0), self.of(False, False, True)),
             ReleaseOutcome(crashed=True),
             GiveUpOutcome(self.of(None, self.failure())),
         )

@@ -112,7 +112,7 @@ class History(RuleBasedStateMachine):
 
     @rule(seed=seeds, times=st.sampled_from([1, 1, 2, 25]))
     def jobs_are_passed_around(self, seed: int, times: int) -> None:
-        """Claim and release jobs repeatedly, up to the maximum number of releases."""
+        """Claim and release jobs repeatedly."""
         chance = Chance(seed, self.seen)
         worker, start = chance.of(*WORKERS), chance.of(True, False)
         for _ in range(times):

@@ -341,7 +341,7 @@ def an_expiry_obeys_its_limits(pass_: Pass) -> None:
     """
     for job in pass_.after.values():
         before = pass_.earlier(job)
-        assert job.finished or job.releases <= 20, job
+        assert job.finished or job.releases < 1_000, job
         if before is None or job.crashes <= before.crashes:
             continue
         spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes

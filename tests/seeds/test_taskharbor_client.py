@@ -359,7 +359,8 @@ async def test_a_job_of_an_unknown_task_is_released_for_another_worker(url: str)
             job = await old.get("early")
             assert await job.result(30) == "known now"
 
-    assert (given_back.state, given_back.attempts, given_back.releases) == (State.SCHEDULED, 0, 1)
+    assert (given_back.state, given_back.attempts) == (State.SCHEDULED, 0)
+    assert given_back.unhandled_since is not None
 
 
 @pytest.mark.slow(reason="runs for longer than a lease that a busy machine can keep")

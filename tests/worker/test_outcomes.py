@@ -195,7 +195,7 @@ async def test_an_error_while_a_call_is_prepared_is_an_error_of_the_attempt(
     assert [error.type for error in record.errors] == ["StoreUnavailable"]
 
 
-@pytest.mark.parametrize("payload", ["{}", '{"to": 5}', '{"to": "ada", "nope": 1}', "[]", "null"])
+@pytest.mark.parametrize("payload", ["{}", '{"to": 5}', "[]", "null"])
 async def test_a_job_with_invalid_arguments_fails_and_is_not_retried(live: Errandry, payload: str) -> None:
     @live.task
     async def send(to: str) -> None: ...

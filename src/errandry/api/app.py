@@ -50,9 +50,9 @@ from errandry.api.sync import SyncErrandry
 from errandry.api.task import Call, NewJobs, Task, declare_task, new_job_by_name
 from errandry.api.transaction import BoundApp
 from errandry.clock import Clock
-from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import Codec, document_info
 from errandry.core.answer import Inserted, Moved
+from errandry.core.argument_version import with_version
 from errandry.core.command import DEFAULT_LEASE
 from errandry.core.event import EventFilter, EventKind, EventName
 from errandry.core.gate import GateKind

@@ -25,11 +25,11 @@ from errandry.claims.leases import StopReason
 from errandry.claims.open_claim import OpenClaim
 from errandry.claims.pending_outcome import RETRY_AFTER, PendingOutcome
 from errandry.claims.trouble import OnTrouble, ignore_trouble
-from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import document_info, from_json
 from errandry.codec.redaction import Redactor, all_redacted_names, stored_redactor
 from errandry.core import check
 from errandry.core.answer import ALREADY, CANCEL, WRITTEN, Answer, Lost, Renewed
+from errandry.core.argument_version import version_of
 from errandry.core.command import (
     FailOutcome,
     GiveUpOutcome,

@@ -27,7 +27,7 @@ from errandry.claims.upkeep import UpkeepLoop
 from errandry.clock import Clock
 from errandry.core import check
 from errandry.core.answer import LOCKED_RETRY_AFTER, Answer, Claims
-from errandry.core.command import BEAT_INTERVAL, DEFAULT_LEASE, Beat, Claim
+from errandry.core.command import BEAT_INTERVAL, DEFAULT_LEASE, Beat, Claim, listed_tasks
 from errandry.core.duration import seconds
 from errandry.errors import CommandFailed, InvalidValue, ReplyLost, StoreClosed, StoreUnavailable
 
@@ -328,7 +328,7 @@ class Claimer:
         return Beat(
             worker=self.id,
             queues=self._queues,
-            tasks=self._tasks,
+            tasks=listed_tasks(self._tasks),
             running=len(self._jobs),
             started_at=self._started_at,
             lease=self._lease,

@@ -28,5 +28,6 @@ class RunWorkerOptions(TypedDict, total=False):
     stall_after: float
     on_unknown: Literal["release", "fail"]
     release_delay: float
+    unknown_timeout: float
     prune_declared: bool
     burst: bool

@@ -22,9 +22,9 @@ from errandry.api.schedule_options import (
 )
 from errandry.api.signature import read_arguments
 from errandry.api.task import Call, Task
-from errandry.codec.argument_version import with_version
 from errandry.codec.json_codec import DocumentInfo, from_json, to_json
 from errandry.core.answer import Inserted
+from errandry.core.argument_version import with_version
 from errandry.core.command import Command
 from errandry.core.duration import moment
 from errandry.core.job import NewJob, uuid7

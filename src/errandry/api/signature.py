@@ -108,6 +108,16 @@ class Signature:
         """The arguments to call the handler with; InvalidArguments if it does not accept them any more."""
         return asdict(self._decode(self._reader, text))
 
+    def unknown_argument(self, text: str) -> str | None:
+        """The first argument in this JSON text that the handler does not have; None if it has all of them."""
+        try:
+            arguments = json_codec.from_json(text)
+        except Exception:  # such as RecursionError: `read` says what is wrong with it
+            return None
+        if not isinstance(arguments, dict):
+            return None
+        return next((name for name in arguments if name not in self._parameters), None)
+
     def _decode(self, reader: Callable[[str], Any], text: str) -> Any:
         try:
             return reader(text)

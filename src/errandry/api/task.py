@@ -32,10 +32,11 @@ from errandry.api.store_client import StoreClient
 from errandry.api.sync import SyncJob, SyncTask
 from errandry.api.unique_options import UniqueOptions, check_word
 from errandry.clock import Clock
-from errandry.codec.argument_version import FIRST_VERSION, Upgrade, Upgrades, check_version, with_version
 from errandry.codec.json_codec import Codec, DocumentInfo, PlainCodec, to_json
 from errandry.codec.redaction import with_redacted_names
+from errandry.codec.upgrades import Upgrade, Upgrades
 from errandry.core import check
+from errandry.core.argument_version import FIRST_VERSION, check_version, with_version
 from errandry.core.batch import BATCH_MAX
 from errandry.core.flow import Edge
 from errandry.core.job import NewJob, copy_job, uuid7

@@ -191,6 +191,7 @@ def _facts(session: Session, job: JobRecord, now: float) -> Iterator[tuple[str, 
         ("started", job.started_at),
         ("finished", job.finished_at),
         ("deadline", job.deadline),
+        ("given back", job.unhandled_since),
         ("kept until", job.expires_at),
     ):
         if at is not None:

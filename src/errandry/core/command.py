@@ -4,13 +4,14 @@ Each command is atomic and has its own answer: one of `core.answer`, or an `Erra
 value, which the committer raises in the caller.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.argument_version import FIRST_VERSION, check_version
 from errandry.core.batch import BatchSpec
 from errandry.core.flow import AwaitOutcome, Edge, check_edges, check_jobs
 from errandry.core.gate import GateCommand, PauseRecord
@@ -27,6 +28,8 @@ DEFAULT_LEASE = 30.0
 BEAT_INTERVAL = 5.0
 """Seconds between two heartbeats of a worker, by default."""
 STRICT = "strict"
+BEAT_TASKS_MAX = 1_000
+"""Maximum number of tasks that a beat lists."""
 REPORT_MAX = 100
 """Maximum number of texts in one `ReportTrouble`."""
 
@@ -96,18 +99,20 @@ class SnoozeOutcome(Struct, frozen=True, gc=False, tag="snooze"):
 class ReleaseOutcome(Struct, frozen=True, gc=False, tag="release"):
     """Give the job back, for another worker; this attempt does not count.
 
-    A job that is released too often fails with `reason`: `worker_lost` (its workers kept stopping) or
-    `no_handler`. `crashed`: its worker ends although nothing stopped it, which the job may have caused; if it
-    runs, that counts like the death of the worker.
+    A job that is released too often fails, because its workers kept stopping. `unhandled`: the worker cannot
+    run the job, because it seems to be of a newer program. Such a release is not counted; the job records
+    since when workers give it back. `crashed`: its worker ends although nothing stopped it, which the job may
+    have caused; if it runs, that counts like the death of the worker.
     """
 
     move: ClassVar[Move] = Move.RELEASE
     delay: float = 0.0
-    reason: Reason = Reason.WORKER_LOST
+    unhandled: bool = False
     crashed: bool = False
 
     def __post_init__(self) -> None:
         check.span("delay", self.delay)
+        check.flag("unhandled", self.unhandled)
         check.flag("crashed", self.crashed)
 
 
@@ -382,15 +387,28 @@ class SlotShare(Struct, frozen=True, gc=False):
         check.whole("slots", self.slots, 0, check.INT_MAX)
 
 
+class TaskVersion(Struct, frozen=True, gc=False):
+    """The version of a task's arguments in the program of a worker."""
+
+    task: str
+    version: int
+
+    def __post_init__(self) -> None:
+        check.name("task", self.task)
+        check_version("version", self.version)
+
+
 class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """A worker reports that it is alive, and its load; with `gone`, that it has stopped. Answer: WRITTEN.
 
     A worker that is `draining` stops: it claims no more jobs and finishes those it has.
 
     `alive` is the path of a file on its host that the worker keeps locked while it lives. `shares` are
-    slots in addition to `concurrency`. A batch takes one slot; `running` counts slots. `lease` is the lease
-    of its claims, and `interval` the time between two beats, both in seconds. `blocked_by` is what blocks the
-    worker's event loop, so that it claims nothing; empty if the loop is not blocked.
+    slots in addition to `concurrency`. A batch takes one slot; `running` counts slots. `tasks` of None means
+    all, or more than a beat lists. `versions` has the versions of the tasks whose arguments were changed.
+    `lease` is the lease of its claims, and `interval` the time between two beats, both in seconds.
+    `blocked_by` is what blocks the worker's event loop, so that it claims nothing; empty if the loop is not
+    blocked.
     """
 
     worker: str
@@ -403,6 +421,7 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     running: int = 0
     shares: tuple[SlotShare, ...] = ()
     batches: tuple[BatchSpec, ...] = ()
+    versions: tuple[TaskVersion, ...] = ()
     started_at: float = 0.0
     lease: float = DEFAULT_LEASE
     interval: float = BEAT_INTERVAL
@@ -424,8 +443,11 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
         check.span("interval", self.interval)
         check.text("blocked_by", self.blocked_by)
         check.names(self.queues, self.tasks)
+        if self.tasks is not None and len(self.tasks) > BEAT_TASKS_MAX:
+            raise InvalidValue("tasks", len(self.tasks), f"a beat lists at most {BEAT_TASKS_MAX:,} tasks")
         check.tuple_of("shares", self.shares, SlotShare)
         check.tuple_of("batches", self.batches, BatchSpec)
+        check.tuple_of("versions", self.versions, TaskVersion)
         check.flag("draining", self.draining)
         check.flag("gone", self.gone)
 
@@ -433,6 +455,19 @@ class Beat(Struct, frozen=True, kw_only=True, gc=False):
     def silence_limit(self) -> float:
         """Seconds without a beat after which the worker counts as dead."""
         return self.lease + 2 * self.interval
+
+    def version(self, task: str) -> int:
+        """The version of the arguments that this worker knows of a task it lists."""
+        return next((known.version for known in self.versions if known.task == task), FIRST_VERSION)
+
+    def lists(self, task: str, version: int) -> bool:
+        """Whether it lists the task, in this version of its arguments or a newer one."""
+        return self.tasks is None or (task in self.tasks and self.version(task) >= version)
+
+
+def listed_tasks(tasks: Collection[str] | None) -> tuple[str, ...] | None:
+    """The tasks as a beat lists them: None, as for all tasks, if they are too many."""
+    return None if tasks is None or len(tasks) > BEAT_TASKS_MAX else tuple(sorted(tasks))
 
 
 class WorkerRecord(Struct, frozen=True):

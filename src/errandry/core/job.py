@@ -26,8 +26,8 @@ LOGS_MAX = 200
 """Maximum number of log lines in the record of a job; the newest stay."""
 LOG_TEXT_MAX = 2_000
 LEVEL_MAX = 40
-RELEASES_MAX = 20
-"""Maximum number of releases of a job; the next one fails it."""
+RELEASES_MAX = 1_000
+"""Number of releases at which a job fails."""
 KEEP_LAST_MAX = 10_000
 """Maximum of `Keep.last_…`. Upkeep counts that many jobs to find the oldest to keep."""
 INSERT_MAX = 20_000
@@ -155,8 +155,8 @@ class JobRecord(Struct, frozen=True, gc=False):
     `lost_by` is the worker that lost the job last, while a heartbeat of it would take the crash back.
     `children` and `parents` count the jobs of its flow that it waits for and that wait for it;
     `open_children` counts the children that have not ended while it is blocked. `steps` is None for a job
-    without steps. `unhandled_since` is when a worker first gave the job back because it could not run it; None
-    if no worker has, if a handler has begun since, and when the job is finished.
+    without steps. `unhandled_since` is when a worker first gave the job back because it could not run it;
+    None if none has, or a handler has begun since, or the job is finished.
     """
 
     seq: int

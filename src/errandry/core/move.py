@@ -235,7 +235,7 @@ def expired(job: JobRecord, now: float, loss: WorkerLoss) -> JobRecord:
     If the crashes are at their cap, but this one is not final yet, it is scheduled for the time when it is.
     """
     if job.state is CLAIMED:
-        return _released(job, Move.EXPIRE, now, 0.0, Reason.WORKER_LOST, None)
+        return _released(job, Move.EXPIRE, now, 0.0, None)
     final_at = None if loss.lives else loss.final_at
     changes: dict[str, Any] = {
         "errors": _with_error(job, loss.failure, now),
@@ -329,6 +329,7 @@ def rerun(job: JobRecord, run_at: float | None, reset_attempts: bool, now: float
         started_at=None,
         finished_at=None,
         expires_at=None,
+        unhandled_since=None,
         deadline=None if lapsed else job.deadline,
     )
 
@@ -348,6 +349,7 @@ def edited(job: JobRecord, edit: EditJobs, now: float) -> JobRecord:
         max_attempts=job.max_attempts if edit.max_attempts is None else edit.max_attempts,
         tags=job.tags if edit.tags is None else edit.tags,
         queue=job.queue if edit.queue is None else edit.queue,
+        unhandled_since=None,
     )
 
 
@@ -356,7 +358,7 @@ def replaced(job: JobRecord, new: NewJob, now: float) -> JobRecord:
     run_at = _run_at(new, now)
     ready = _ready_state(job.open_children, run_at, now)
     changes = {"run_at": run_at, "payload": new.payload, "metadata": new.metadata}
-    return _moved(job, Move.EDIT, now, to=ready, **changes)
+    return _moved(job, Move.EDIT, now, to=ready, unhandled_since=None, **changes)
 
 
 def postponed(job: JobRecord, run_at: float, now: float) -> JobRecord:
@@ -428,6 +430,7 @@ def _finished(job: JobRecord, move: Move, now: float, to: State, **changes: Any)
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).span(to),
         lost_by=None,
+        unhandled_since=None,
         **changes,
     )
 
@@ -443,6 +446,7 @@ def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecor
         finished_at=now,
         expires_at=now + (job.keep or _KEEP).completed,
         lost_by=None,
+        unhandled_since=None,
         result=outcome.result,
         settled=Move.COMPLETE,
     )
@@ -451,37 +455,63 @@ def _completed(job: JobRecord, outcome: CompleteOutcome, now: float) -> JobRecor
 def _requeued(
     job: JobRecord, move: Move, now: float, delay: float, to: State | None = None, **changes: Any
 ) -> JobRecord:
-    """No longer held: waiting again, or scheduled after a delay."""
+    """No longer held: waiting again, or scheduled after a delay.
+
+    Its handler may have begun, unless `changes` say since when workers give the job back.
+    """
     to = to or (SCHEDULED if delay > 0 else WAITING)
+    changes = {"unhandled_since": None, **changes}
     return _moved(job, move, now, to=to, run_at=now + delay, worker=None, lease_until=None, **changes)
 
 
-def _released(
-    job: JobRecord, move: Move, now: float, delay: float, reason: Reason, settled_by: Move | None
-) -> JobRecord:
-    """Released with its attempt given back; failed after `RELEASES_MAX` releases."""
+def _released(job: JobRecord, move: Move, now: float, delay: float, settled_by: Move | None) -> JobRecord:
+    """Released with its attempt given back; failed at `RELEASES_MAX` releases."""
     releases = job.releases + 1
-    if releases > RELEASES_MAX:  # guard: release_cap
-        failure = Failure(reason, "Released", f"released {releases} times without finishing")
+    if releases >= RELEASES_MAX:  # guard: release_cap
+        failure = Failure(Reason.WORKER_LOST, "Released", f"released {releases:,} times without finishing")
         return _finished(
             job,
             move,
             now,
             FAILED,
-            reason=reason,
+            reason=failure.kind,
             errors=_with_error(job, failure, now),
             releases=releases,
             settled=settled_by,
         )
     return _requeued(
-        job, move, now, delay, attempts=_attempts_given_back(job), releases=releases, settled=settled_by
+        job,
+        move,
+        now,
+        delay,
+        attempts=_attempts_given_back(job),
+        releases=releases,
+        unhandled_since=None if job.state is RUNNING else job.unhandled_since,  # guard: handler_began
+        settled=settled_by,
+    )
+
+
+def _given_back(job: JobRecord, move: Move, now: float, delay: float, settled_by: Move) -> JobRecord:
+    """Released by a worker that cannot run it, with its attempt given back.
+
+    These releases are not counted: during a long deploy there may be more of them than `RELEASES_MAX`.
+    """
+    return _requeued(
+        job,
+        move,
+        now,
+        delay,
+        attempts=_attempts_given_back(job),
+        unhandled_since=now if job.unhandled_since is None else job.unhandled_since,  # guard: unhandled_since
+        settled=settled_by,
     )
 
 
 def _released_by_worker(job: JobRecord, outcome: ReleaseOutcome, now: float) -> JobRecord:
     if outcome.crashed and job.state is RUNNING:
         return _crashed(job, outcome.move, now)
-    return _released(job, outcome.move, now, outcome.delay, outcome.reason, outcome.move)
+    release = _given_back if outcome.unhandled else _released
+    return release(job, outcome.move, now, outcome.delay, outcome.move)
 
 
 def _crashed(job: JobRecord, move: Move, now: float) -> JobRecord:

@@ -42,7 +42,7 @@ class Reason(StrEnum):
     timeout          an attempt took longer than the timeout of the job
     worker_lost      the workers of the job died or stopped too often
     invalid_payload  the handler does not take these arguments
-    no_handler       no worker knew the task
+    no_handler       no worker knew the task, or this version of its arguments
     child_failed     a job that it waited for has failed, or another job that its parent waited for
     deadline         no worker had claimed the job by its deadline
     dropped          the queue was full, and this was its oldest job
@@ -143,7 +143,7 @@ def _all(target: State | None, *states: State) -> dict[State | None, State | Non
 
 
 _CANCEL_WINS: Mapping[State | None, str] = {CANCELED: "cancel was requested"}
-_RELEASED_TOO_OFTEN = "released more than 20 times"
+_RELEASED_TOO_OFTEN = "released 1,000 times"
 
 TABLE: Mapping[Move, Transition] = {
     Move.INSERT: Transition(

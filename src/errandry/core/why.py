@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from errandry.core import check
+from errandry.core.argument_version import FIRST_VERSION, version_of
 from errandry.core.batch import call_count
 from errandry.core.command import Beat, WorkerRecord
 from errandry.core.duration import format_time, rough_duration
@@ -51,6 +52,7 @@ class WhyCode(StrEnum):
     WORKERS_BUSY = "workers_busy"
     WORKERS_BLOCKED = "workers_blocked"
     SUSPECT = "suspect"
+    UNHANDLED = "unhandled"
     IN_LINE = "in_line"
     ANY_MOMENT = "any_moment"
     UNIQUE = "unique"
@@ -203,6 +205,22 @@ def _scheduled(facts: WhyFacts) -> Iterator[WhyReason]:
         yield WhyReason(WhyCode.SCHEDULED, f"It is scheduled to run {when}{because}.")
 
 
+def _unhandled(facts: WhyFacts) -> Iterator[WhyReason]:
+    """That workers give it back because they cannot run it."""
+    job = facts.job
+    if job.unhandled_since is None:
+        return
+    lasted = rough_duration(max(0.0, facts.now - job.unhandled_since))
+    version = version_of(job.metadata)
+    of_version = "" if version == FIRST_VERSION else f" of version {version}"
+    text = (
+        f"Workers have given it back for {lasted}: the programs of those that claimed it have no task"
+        f" {job.task}{of_version}, or not all of its arguments. It fails if that lasts for their"
+        " unknown_timeout, by default 24 hours, unless a live worker has the task."
+    )
+    yield WhyReason(WhyCode.UNHANDLED, text)
+
+
 def _tick(job: JobRecord) -> str:
     """The schedule of which the job is the next tick."""
     source = None if job.fence else origin(job)
@@ -304,8 +322,8 @@ def _line(facts: WhyFacts) -> Iterator[WhyReason]:
 
 CHECKS: Mapping[State, tuple[Check, ...]] = {
     State.BLOCKED: (_lapsed, _blocked),
-    State.SCHEDULED: (_lapsed, _scheduled, _due),
-    State.WAITING: (_lapsed, _gates, _workers, _line),
+    State.SCHEDULED: (_lapsed, _scheduled, _unhandled, _due),
+    State.WAITING: (_lapsed, _unhandled, _gates, _workers, _line),
     State.CLAIMED: (_held,),
     State.RUNNING: (_held,),
     State.COMPLETED: (_finished,),
@@ -335,6 +353,8 @@ def _misfit(job: JobRecord, worker: WorkerRecord, now: float) -> str | None:
         return f"only serves {_names('queue', beat.queues)}"
     if beat.tasks is not None and job.task not in beat.tasks:
         return f"only has {_names('task', beat.tasks)}"
+    if not beat.lists(job.task, version := version_of(job.metadata)):
+        return f"has version {beat.version(job.task)} of the task, older than version {version} of the job"
     return None
 
 

@@ -55,7 +55,7 @@ class AttemptLog:
             self._write_retry(run, after, outcome.failure, now)
         elif log.isEnabledFor(logging.INFO):
             word, more = _describe_end(run, after, outcome, now)
-            is_unhandled = isinstance(outcome, ReleaseOutcome) and outcome.reason is Reason.NO_HANDLER
+            is_unhandled = isinstance(outcome, ReleaseOutcome) and outcome.unhandled
             fields = {"reason": str(Reason.NO_HANDLER)} if is_unhandled else {}
             self._write_line(logging.INFO, run, word, f"{word}{self._after(run)}{more}", fields)
 
@@ -171,8 +171,8 @@ def _describe_end(run: JobRun, after: JobRecord, outcome: Outcome, now: float) -
             return "suspended", f", waiting for the signal {log_line(name, ERROR_MAX)}"
         case AwaitOutcome():
             return "suspended", ", waiting for its child jobs"
-        case ReleaseOutcome(reason=reason):
-            if reason is Reason.NO_HANDLER:
+        case ReleaseOutcome(unhandled=unhandled):
+            if unhandled:
                 return "released", f", this worker cannot run it: claimable again {_next_time(run_at, now)}"
             return "released", ", the worker stops" if run.stop_reason is StopReason.SHUTDOWN else ""
     return "completed", ""

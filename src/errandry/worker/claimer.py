@@ -428,7 +428,7 @@ class SlotClaimer:
         return self._claim_kinds
 
     def _tasks_by_kind(self) -> list[ClaimKind]:
-        """The tasks of each runner; jobs of unknown tasks are claimed with the async ones."""
+        """The tasks of each runner; without a filter, unknown tasks are claimed with the async ones."""
         only, names = self._options.tasks, {runner: list[str]() for runner in Runner}
         for name, task in sorted(self._app.tasks.items()):
             names[task.runner].append(name)
@@ -436,7 +436,7 @@ class SlotClaimer:
         if only is None:
             kinds: list[ClaimKind] = [(Runner.ASYNC, None, not_async)]
         else:
-            kinds = [(Runner.ASYNC, tuple(name for name in only if name not in not_async), ())]
+            kinds = [(Runner.ASYNC, tuple(name for name in names[Runner.ASYNC] if name in only), ())]
         for runner in (Runner.THREAD, Runner.PROCESS):
             kinds.append((runner, tuple(name for name in names[runner] if only is None or name in only), ()))
         return [kind for kind in kinds if kind[1] is None or kind[1]]

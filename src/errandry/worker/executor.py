@@ -15,11 +15,11 @@ from errandry.api.task import Runner, Task
 from errandry.api.threads import ThreadPool
 from errandry.claims.failure import failure
 from errandry.claims.trouble import OnTrouble, ignore_trouble
-from errandry.codec.argument_version import version_of
 from errandry.codec.json_codec import DocumentInfo, document_info
-from errandry.codec.redaction import redact_text
+from errandry.codec.redaction import redact_text, stored_redactor
 from errandry.core.answer import ALREADY, WRITTEN, Answer
-from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, ReleaseOutcome, Start
+from errandry.core.argument_version import version_of
+from errandry.core.command import CompleteOutcome, FailOutcome, Outcome, Start
 from errandry.core.job import Failure, JobRecord
 from errandry.core.state import Reason, State
 from errandry.errors import (
@@ -27,6 +27,7 @@ from errandry.errors import (
     InvalidArguments,
     ProcessDied,
     SealBroken,
+    short_repr,
 )
 from errandry.worker.attempt import AttemptRunner, EndReason, HandlerArguments, Outcomes, go_on
 from errandry.worker.children.pool import ChildPool
@@ -34,6 +35,7 @@ from errandry.worker.handler_call import HandlerCall, JobRun
 from errandry.worker.options import WorkerOptions
 from errandry.worker.settler import Settler
 from errandry.worker.step_writer import StepWriter
+from errandry.worker.unhandled import UnhandledJobs
 
 log = logging.getLogger("errandry.worker")
 
@@ -60,6 +62,7 @@ class Executor:
         self._threads, self._children, self._on_trouble = ThreadPool(), children, on_trouble
         self._settler = Settler(app, options, on_trouble)
         self._attempts = AttemptRunner(app, app.codec, self._call_in_thread, end_reason)
+        self._unhandled = UnhandledJobs(app, options, on_trouble)
         self.save_step = StepWriter(app, on_trouble).save
         self._tasks: dict[HandlerCall, asyncio.Task[None]] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
@@ -187,7 +190,9 @@ class Executor:
         """Call the handler; an outcome for each job that was not settled early."""
         task = self._app.tasks.get(call.task)
         if task is None:
-            return [self._unknown_task_outcome(run.job) for run in call.runs]
+            return [await self._unhandled.unknown_task_outcome(run.job) for run in call.runs]
+        if not call.runs:
+            return []
         child_results: dict[JobRun, ChildResults] = {}
         for run in call.runs:
             job = run.job
@@ -196,7 +201,7 @@ class Executor:
                 run.ctx._set_children(child_results[run].children)
             if job.steps is not None:
                 run.ctx._load_steps(await self._app.client.steps(job))
-        payloads, arguments = self._read_arguments(call, task, child_results)
+        payloads, arguments = await self._read_arguments(call, task, child_results)
         if not call.runs:
             return []
         if self._children is not None and task.runner is Runner.PROCESS:
@@ -208,7 +213,7 @@ class Executor:
         with call.time_limit(self._options.grace, partial(self._abandon, call)):
             return await self._attempts.outcomes(call, task, arguments)
 
-    def _read_arguments(
+    async def _read_arguments(
         self, call: HandlerCall, task: Task[..., Any], child_results: dict[JobRun, ChildResults]
     ) -> tuple[list[str], list[HandlerArguments]]:
         """The payloads as JSON, and as arguments of the handler. Jobs that cannot run are settled early."""
@@ -217,24 +222,32 @@ class Executor:
             if run.stop_reason is not None:
                 self._settle_early(run, self._attempts.stop_outcome(run, asyncio.CancelledError()))
                 continue
-            job = run.job
+            job, payload, version = run.job, run.job.payload, version_of(run.job.metadata)
             try:
                 payload = self._app.codec.unseal(job.payload, document_info(job, "payload"))
                 if run in child_results:
                     payload = child_results[run].fill_payload(payload)
-                if (version := version_of(job.metadata)) != task.run_rules.version:
+                if version != task.run_rules.version:
                     if version > task.run_rules.version:
-                        self._settle_early(run, self._newer_version_outcome(job, version))
+                        self._settle_early(run, await self._unhandled.newer_version_outcome(job))
                         continue
                     payload = task.upgrades.apply(payload, version)
                 arguments.append(task.signature.read(payload))
                 payloads.append(payload)
             except InvalidArguments as error:
-                self._settle_invalid(run, task, error)
+                unknown = task.signature.unknown_argument(payload)
+                is_newer = unknown is not None and version == task.run_rules.version
+                if is_newer and self._unhandled.should_release(job):
+                    why = f"task {job.task!r} has no argument {short_repr(unknown)} in this worker"
+                    self._settle_early(run, self._unhandled.release(job, why))
+                else:
+                    self._settle_invalid(run, task, error)
             except SealBroken as error:  # for good: a retry would read the same
                 self._settle_early(run, FailOutcome(failure(error, Reason.INVALID_PAYLOAD)))
-            except Exception as error:  # this worker's codec cannot read it; another worker's may
-                self._settle_early(run, self._attempts.retry_outcome(job, failure(error)))
+            except Exception as error:  # of an upgrade, or of this worker's codec: another worker may read it
+                redactor = stored_redactor((job,), self._app.codec, task.run_rules.redact)
+                outcome = self._attempts.retry_outcome(job, failure(error))
+                self._settle_early(run, redactor.outcome(outcome))
         return payloads, arguments
 
     async def _call_in_thread(self, function: Callable[[], Any], call: HandlerCall) -> Any:
@@ -284,23 +297,6 @@ class Executor:
         """Write the notes of a run while its call goes on; the settler writes the last ones."""
         if run.call.handler is not None:
             self._settler.note(run)
-
-    def _newer_version_outcome(self, job: JobRecord, version: int) -> Outcome:
-        """Release a job whose arguments have a newer version than the task: a newer worker may run it."""
-        log.info(
-            "job %s (%s) has arguments of version %d, newer than the task's: releasing it for another worker",
-            job.id,
-            job.task,
-            version,
-        )
-        return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
-
-    def _unknown_task_outcome(self, job: JobRecord) -> Outcome:
-        if self._options.on_unknown == "fail":
-            return FailOutcome(
-                Failure(Reason.NO_HANDLER, "UnknownTask", f"no task {job.task!r} is declared in this worker")
-            )
-        return ReleaseOutcome(self._options.release_delay, Reason.NO_HANDLER)
 
     def _settle_invalid(self, run: JobRun, task: Task[..., Any], error: InvalidArguments) -> None:
         """Fail or discard a job whose arguments the task does not accept, as its `on_invalid` says."""

@@ -8,6 +8,7 @@ from msgspec.structs import force_setattr
 
 from errandry.core import check
 from errandry.core.command import check_queue_order
+from errandry.core.job import DAY
 from errandry.errors import InvalidValue
 
 PROCESS_SLOTS_MAX = 1_000
@@ -36,7 +37,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     recycle_memory bytes of memory above which a child process is replaced; None for never
     queues        claim only from these queues; None for all
     queue_order   strict for the queues as named, or how often each goes first; None for the most urgent job
-    tasks         claim only these tasks; None for all, declared in this worker or not
+    tasks         claim only these, if they are declared in this worker; None for all, also unknown ones
     prefetch      number of jobs to claim beyond the free slots
     lease         how long a claim lasts without renewal
     renew_every   time between two renewals; None for a third of the lease
@@ -45,8 +46,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     upkeep_every  time between two upkeeps
     beat_every    time between two heartbeats
     stall_after   how long a handler may block the event loop before a warning names it
-    on_unknown    what to do with a job whose task is not declared in this worker: release it, or fail it
-    release_delay how long a released job of an unknown task waits before another worker may claim it
+    on_unknown    what to do with a job that seems to be of a newer program: release it, or fail it at once
+    release_delay how long such a job waits before it may be claimed again; grows up to a minute
+    unknown_timeout how long such a job is released before it fails, unless a live worker has its task
     prune_declared remove schedules and rules that the code of this app no longer declares
     burst         stop when nothing is left to do
     """
@@ -70,6 +72,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     stall_after: float = 1.0
     on_unknown: Literal["release", "fail"] = "release"
     release_delay: float = 5.0
+    unknown_timeout: float = DAY
     prune_declared: bool = False
     burst: bool = False
 
@@ -91,7 +94,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
         for name in ("lease", "upkeep_every", "beat_every", "stall_after"):
             if check.span(name, getattr(self, name)) <= 0:
                 raise InvalidValue(name, getattr(self, name), "must be more than 0 seconds")
-        for name in ("grace", "release_delay"):
+        for name in ("grace", "release_delay", "unknown_timeout"):
             check.span(name, getattr(self, name))
         if (
             self.renew_every is not None

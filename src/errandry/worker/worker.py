@@ -21,7 +21,8 @@ from errandry.claims.suspect_turns import SuspectTurns
 from errandry.claims.throttled_log import log_of_writes
 from errandry.claims.trouble import TroubleReporter
 from errandry.claims.upkeep import UpkeepLoop
-from errandry.core.command import Beat, SlotShare
+from errandry.core.argument_version import FIRST_VERSION
+from errandry.core.command import Beat, SlotShare, TaskVersion, listed_tasks
 from errandry.core.job import JobRecord
 from errandry.errors import StoreError, StoreReplaced
 from errandry.worker.archiver import archive_forever
@@ -323,15 +324,19 @@ class Worker:
         await self._release(remaining)
 
     def _make_beat(self) -> Beat:
+        declared, only = self.app.tasks, self.options.tasks
+        tasks = [name for name in declared if only is None or name in only]
+        versions = {name: declared[name].run_rules.version for name in listed_tasks(tasks) or ()}
         return Beat(
             worker=self.id,
             queues=self.options.queues,
-            tasks=self.options.tasks or tuple(sorted(self.app.tasks)),
+            tasks=listed_tasks(tasks),
             concurrency=self.options.concurrency,
             running=self._slots.taken_count,
             blocked_by=self._watchdog.blocked_by,
             shares=self._slot_shares(),
             batches=batch_specs(self.app),
+            versions=tuple([TaskVersion(*pair) for pair in versions.items() if pair[1] != FIRST_VERSION]),
             started_at=self._started_at,
             lease=self.options.lease,
             interval=self.options.beat_every,

@@ -139,6 +139,7 @@ INVALID_FIELDS: list[tuple[str, str, dict[str, Any], MakeCommand]] = [
     ("beat", "tasks", BAD_TUPLES, lambda bad: Beat(worker="w", tasks=bad)),
     ("beat", "blocked_by", {"None": None, "bytes": b"x"}, lambda bad: Beat(worker="w", blocked_by=bad)),
     ("beat", "shares", BAD_TUPLES, lambda bad: Beat(worker="w", shares=bad)),
+    ("beat", "versions", BAD_TUPLES, lambda bad: Beat(worker="w", versions=bad)),
     ("beat", "batches", BAD_TUPLES | {"None": None}, lambda bad: Beat(worker="w", batches=bad)),
     ("beat", "start", BAD_TRUTHS, lambda bad: Beat(worker="w", batches=(BatchSpec("t", 1, bad),))),
     ("beat", "draining", BAD_TRUTHS, lambda bad: Beat(worker="w", draining=bad)),

@@ -330,18 +330,6 @@ class LeaseExpiry:
         assert (after.state, after.reason, after.crashes) == (State.CANCELED, Reason.CANCELED, 1)
         assert [error.kind for error in after.errors] == [Reason.WORKER_LOST]
 
-    async def test_a_job_fails_when_more_than_20_claims_expire_before_it_starts(
-        self, store: Store, clock: FakeClock, given: Given
-    ) -> None:
-        job = await given.waiting()
-        for _ in range(21):
-            assert await requests.claim_ids(store, start=False, lease=1.0) == [job.id]
-            clock.advance(1)
-
-        assert await requests.claim_ids(store) == []
-        after = await requests.current_job(store, job)
-        assert (after.state, after.reason, after.releases) == (State.FAILED, Reason.WORKER_LOST, 21)
-
 
 class Fences:
     async def test_a_fence_is_at_least_the_store_clock_in_microseconds(

@@ -8,6 +8,7 @@ from errandry.core.command import (
     CancelJobs,
     Claim,
     CompleteOutcome,
+    EditJobs,
     FailOutcome,
     GiveUpOutcome,
     Outcome,
@@ -166,20 +167,51 @@ class SettledOutcomes:
         assert (after.state, after.attempts, after.releases) == (State.WAITING, 0, 1)
         assert (after.worker, after.lease_until, after.errors) == (None, None, ())
 
-    @pytest.mark.parametrize("reason", [Reason.NO_HANDLER, Reason.WORKER_LOST])
-    async def test_a_job_released_more_than_twenty_times_fails(
-        self, store: Store, given: Given, reason: Reason
+    async def test_a_job_that_no_worker_can_run_keeps_the_time_of_its_first_release(
+        self, store: Store, clock: FakeClock, given: Given
     ) -> None:
-        job = await given.claimed(max_attempts=1)
-        for number in range(20):
-            settle = Settle(ref(job), ReleaseOutcome(reason=reason))
-            _, answer = await store.commit([settle, Claim(worker="w", nonce=f"{number}", start=False)])
-            assert isinstance(answer, Claims)
-            [job] = answer.jobs
-        await requests.settle(store, job, ReleaseOutcome(reason=reason))
+        job, began = await given.running(max_attempts=1), clock.time()
+        for _ in range(3):
+            await requests.settle(store, job, ReleaseOutcome(5.0, unhandled=True))
+            clock.advance(5)
+            job = await given.claim(job)
 
+        assert (job.unhandled_since, job.attempts, job.releases) == (began, 1, 0)
+        assert await requests.current_job(store, job) == job
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [CompleteOutcome(), FailOutcome(BOOM), RetryOutcome(BOOM), SnoozeOutcome(1.0), ReleaseOutcome()],
+        ids=lambda outcome: str(outcome.move),
+    )
+    async def test_a_job_whose_handler_has_begun_is_no_longer_unhandled(
+        self, store: Store, clock: FakeClock, given: Given, outcome: Outcome
+    ) -> None:
+        job = await given.running()
+        await requests.settle(store, job, ReleaseOutcome(5.0, unhandled=True))
+        clock.advance(5)
+        job = await given.claim(job)
+        assert job.unhandled_since is not None
+        await requests.settle(store, job, outcome)
+
+        assert (await requests.current_job(store, job)).unhandled_since is None
+
+    async def test_an_edited_or_rerun_job_is_no_longer_unhandled(
+        self, store: Store, clock: FakeClock, given: Given
+    ) -> None:
+        job = await given.running()
+        await requests.settle(store, job, ReleaseOutcome(5.0, unhandled=True))
+        assert (await requests.current_job(store, job)).unhandled_since == clock.time()
+        await requests.operate(store, EditJobs(ids=(job.id,), priority=1))
+        assert (await requests.current_job(store, job)).unhandled_since is None
+
+        clock.advance(5)
+        job = await given.claim(job)
+        await requests.settle(store, job, ReleaseOutcome(5.0, unhandled=True))
+        await requests.operate(store, CancelJobs(ids=(job.id,)))
+        await requests.operate(store, RerunJobs(ids=(job.id,)))
         after = await requests.current_job(store, job)
-        assert (after.state, after.reason, after.releases) == (State.FAILED, reason, 21)
+        assert (after.state, after.unhandled_since) == (State.WAITING, None)
 
     async def test_a_release_by_a_worker_that_ends_unasked_spends_the_attempt_and_counts_a_crash(
         self, store: Store, given: Given

@@ -7,7 +7,7 @@ import pytest
 
 from errandry import Errandry, State, UniqueOptions
 from errandry.clock import Clock
-from errandry.codec.argument_version import METADATA_KEY, version_of
+from errandry.core.argument_version import METADATA_KEY, version_of
 from errandry.core.state import Reason
 from errandry.errors import InvalidValue
 from errandry.store.contract import Store
@@ -88,22 +88,12 @@ async def test_a_worker_releases_jobs_of_a_newer_version(store: MemoryStore, clo
     await run_burst(old)
 
     record = await new.client.record(job.id)
-    assert (record.state, record.attempts, record.releases) == (State.SCHEDULED, 0, 1)
+    assert (record.state, record.attempts) == (State.SCHEDULED, 0)
+    assert record.unhandled_since == clock.time()
     assert record.run_at == clock.time() + 5
     clock.advance(5)
     await drain(new)
     assert ran == [("ada", "news", False)]
-
-
-async def test_a_job_fails_if_no_worker_knows_its_version(store: MemoryStore, clock: FakeClock) -> None:
-    old, new = first_version_app(store, clock), third_version_app(store, clock)
-    job = await new.enqueue("send", {"address": "ada", "subject": "news"})
-    for _ in range(21):
-        await run_burst(old)
-        clock.advance(5)
-
-    record = await new.client.record(job.id)
-    assert (record.state, record.reason, ran) == (State.FAILED, Reason.NO_HANDLER, [])
 
 
 async def test_the_first_version_is_not_stored(store: MemoryStore, clock: FakeClock) -> None:
@@ -128,10 +118,10 @@ async def test_a_version_without_an_upgrade_leaves_the_arguments_unchanged(jobs:
     ("outcome", "why"),
     [(KeyError("to"), "raised KeyError: 'to'"), (["ada"], "returned ['ada'], not arguments")],
 )
-async def test_an_upgrade_that_raises_or_returns_no_mapping_fails_the_job(
-    jobs: Errandry, outcome: Any, why: str
+async def test_an_upgrade_that_raises_or_returns_no_mapping_is_tried_again(
+    jobs: Errandry, clock: FakeClock, outcome: Any, why: str
 ) -> None:
-    @jobs.task(version=2)
+    @jobs.task(version=2, fail_on=KeyError)
     async def send(to: str) -> None: ...
 
     @send.upgrade(1)
@@ -141,11 +131,16 @@ async def test_an_upgrade_that_raises_or_returns_no_mapping_fails_the_job(
         return outcome  # type: ignore[no-any-return]
 
     other = new_app(jobs.store, jobs.clock)
-    job = await other.enqueue("send", {"too": "ada"})
-    await drain(jobs)
+    job = await other.enqueue("send", {"too": "ada"}, max_attempts=2)
+    states = []
+    for _attempt in range(2):
+        await run_burst(jobs)
+        states.append((await jobs.client.record(job.id)).state)
+        clock.advance(60)
 
     record = await jobs.client.record(job.id)
-    assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
+    assert (states, record.reason) == ([State.SCHEDULED, State.FAILED], Reason.ERROR)
+    assert [error.type for error in record.errors] == ["UpgradeFailed"] * 2
     assert f"its upgrade from version 1 {why}" in record.errors[-1].message
 
 

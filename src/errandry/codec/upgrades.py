@@ -1,44 +1,15 @@
-"""Versions of a task's arguments: the version a job was enqueued with, and upgrades to the newest one.
-
-The version is in the job's metadata; a job without one has the first version.
-"""
+"""Upgrades: functions that turn the arguments of an older version of a task into those of the newest one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from errandry.codec import json_codec
-from errandry.core import check
-from errandry.errors import InvalidArguments, InvalidValue
-
-FIRST_VERSION = 1
-METADATA_KEY = "errandry.version"
-VERSION_MAX = 10_000
+from errandry.core.argument_version import check_version
+from errandry.errors import InvalidValue, UpgradeFailed
 
 ArgumentValues = dict[str, Any]
 Upgrade = Callable[[ArgumentValues], Mapping[str, Any]]
 """Turns the arguments of a version into those of the next one, all as plain JSON values."""
-
-
-def check_version(name: str, value: Any) -> int:
-    return check.whole(name, value, FIRST_VERSION, VERSION_MAX)
-
-
-def version_of(metadata: str | None) -> int:
-    """The version a job with this metadata was enqueued with."""
-    if metadata is None or METADATA_KEY not in metadata:
-        return FIRST_VERSION
-    number = msgspec.json.decode(metadata).get(METADATA_KEY, FIRST_VERSION)
-    return number if type(number) is int else FIRST_VERSION
-
-
-def with_version(metadata: str | None, number: int) -> str | None:
-    """The metadata with this version of the arguments in it."""
-    if version_of(metadata) == number:
-        return metadata
-    fields = {} if metadata is None else msgspec.json.decode(metadata)
-    return msgspec.json.encode({**fields, METADATA_KEY: number}).decode()
 
 
 class Upgrades:
@@ -65,11 +36,10 @@ class Upgrades:
         return json_codec.to_json("arguments", value)
 
     def _apply_step(self, older: int, value: Any) -> ArgumentValues:
-        where = f"its upgrade from version {older}"
         try:
             upgraded = self._steps[older](value)
         except Exception as error:
-            raise InvalidArguments(self._task, f"{where} raised {type(error).__name__}: {error}") from error
+            raise UpgradeFailed(self._task, older, f"raised {type(error).__name__}: {error}") from error
         if not isinstance(upgraded, Mapping):
-            raise InvalidArguments(self._task, f"{where} returned {upgraded!r}, not arguments by name")
+            raise UpgradeFailed(self._task, older, f"returned {upgraded!r}, not arguments by name")
         return dict(upgraded)
