@@ -313,14 +313,14 @@ async def test_a_timeout_cancels_the_handler(jobs: Errandry) -> None:
     """> - Timeout (ctx cancel on job.Timeout)"""
     stopped: list[str] = []
 
-    @jobs.task(timeout=0.02, max_attempts=1)
+    @jobs.task(timeout=0.2, max_attempts=1)
     async def async_handler() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             stopped.append("async")
 
-    @jobs.task(timeout=0.02, max_attempts=1)
+    @jobs.task(timeout=0.2, max_attempts=1)
     def thread_handler(ctx: JobContext) -> None:
         if ctx.sleep_or_stop(60):
             stopped.append("thread")

@@ -131,6 +131,11 @@ def dies() -> None:
     os._exit(1)
 
 
+@jobs.task(runner="process", fail_on=TimeoutError, timeout=0.05)
+def hangs(ctx: JobContext) -> None:
+    ctx.sleep_or_stop()
+
+
 @jobs.task(runner="process", max_attempts=1, memory="300 MB")
 def allocates(megabytes: int) -> int:
     return len(b"x" * (megabytes * 1_000_000))

@@ -268,6 +268,14 @@ async def test_a_traceback_begins_in_the_apps_code(jobs: Errandry) -> None:
     assert "child_tasks.py" in trace[1]
 
 
+async def test_a_timeout_of_a_process_is_a_timeout_error_for_the_rules_of_its_task(jobs: Errandry) -> None:
+    job = await child_tasks.hangs.enqueue()
+    await run_burst(jobs)
+    record = await jobs.client.record(job.id)
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.TIMEOUT, 1)
+
+
 async def test_a_process_that_cannot_be_started_is_an_error_of_the_attempt(
     jobs: Errandry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,14 +3,18 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from errandry import Errandry, JobContext, State
 from errandry.claims.leases import StopReason
+from errandry.core.answer import Answer, Claims
+from errandry.core.command import Claim, Command, Start
 from errandry.core.state import Reason
+from errandry.store.memory.driver import MemoryStore
+from errandry.testing import FakeClock
 from errandry.worker.executor import Executor
 from errandry.worker.handler_call import HandlerCall
 from tests.machine_load import WAIT_TIMEOUT, MachineLoad
@@ -21,7 +25,7 @@ from tests.worker.gate import NO_BACKOFF, Gate
 async def test_an_async_handler_is_stopped_after_its_timeout(live: Errandry) -> None:
     stopped: list[int] = []
 
-    @live.task(timeout=0.02, max_attempts=2, backoff=NO_BACKOFF)
+    @live.task(timeout=0.2, max_attempts=2, backoff=NO_BACKOFF)
     async def work(ctx: JobContext) -> None:
         try:
             await asyncio.Event().wait()
@@ -34,13 +38,13 @@ async def test_an_async_handler_is_stopped_after_its_timeout(live: Errandry) -> 
 
     assert (record.state, record.reason, stopped) == (State.FAILED, Reason.TIMEOUT, [1, 2])
     assert [error.kind for error in record.errors] == [Reason.TIMEOUT] * 2
-    assert "longer than 0.02 s" in record.errors[0].message
+    assert "longer than 0.2 s" in record.errors[0].message
 
 
 async def test_a_handler_in_a_thread_is_asked_to_stop_after_its_timeout(live: Errandry) -> None:
     seen: list[bool] = []
 
-    @live.task(timeout=0.02, max_attempts=1)
+    @live.task(timeout=0.2, max_attempts=1)
     def work(ctx: JobContext) -> str:
         seen.append(ctx.sleep_or_stop(WAIT_TIMEOUT))
         seen.append(ctx.should_stop)
@@ -54,12 +58,71 @@ async def test_a_handler_in_a_thread_is_asked_to_stop_after_its_timeout(live: Er
     assert (record.state, record.reason, record.result) == (State.FAILED, Reason.TIMEOUT, None)
 
 
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize(
+    ("rules", "attempts"),
+    [
+        ({"fail_on": TimeoutError}, 1),
+        ({"fail_on": OSError}, 1),  # the parent of TimeoutError
+        ({"retry_on": ConnectionError}, 1),
+        ({"retry_on": (ConnectionError, TimeoutError)}, 2),
+        ({"fail_on": ConnectionError}, 2),
+    ],
+)
+async def test_a_timeout_is_a_timeout_error_for_the_rules_of_its_task(
+    live: Errandry, kind: str, rules: dict[str, Any], attempts: int
+) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    def hang_in_a_thread(ctx: JobContext) -> None:
+        ctx.sleep_or_stop(WAIT_TIMEOUT)
+
+    handler = hang if kind == "async" else hang_in_a_thread
+    task = live.task(name="hang", timeout=0.02, max_attempts=2, backoff=NO_BACKOFF, **rules)(handler)
+    job = await task.enqueue()
+    await run_burst(live)
+    record = (await job.wait(WAIT_TIMEOUT)).record
+
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.TIMEOUT, attempts)
+    assert {(error.kind, error.type) for error in record.errors} == {(Reason.TIMEOUT, "TimeoutError")}
+
+
+@pytest.mark.parametrize("slow", [Claim, Start])
+async def test_a_timeout_counts_from_the_moment_the_claim_or_the_start_was_sent(
+    clock: FakeClock, slow: type[Command]
+) -> None:
+    """An attempt whose time is over before its handler could begin is not begun."""
+
+    class SlowStore(MemoryStore):
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            answers = await super().commit(commands)
+            for command, answer in zip(commands, answers, strict=True):
+                if type(command) is slow and (not isinstance(answer, Claims) or answer.jobs):
+                    clock.advance(6.0)
+            return answers
+
+    calls: list[int] = []
+    async with Errandry(store=SlowStore(clock), clock=clock) as jobs:
+
+        @jobs.task(batch=2, linger="1ms" if slow is Start else 0, timeout=5, max_attempts=1)
+        async def work(numbers: list[int]) -> None:
+            calls.extend(numbers)
+
+        job = await work.enqueue(1)
+        async with running_worker(jobs):
+            record = (await job.wait(WAIT_TIMEOUT)).record
+
+    assert (record.state, record.reason, calls) == (State.FAILED, Reason.TIMEOUT, [])
+    assert record.errors[0].message == "the attempt took longer than 5 s"
+
+
 async def test_a_stuck_thread_loses_its_slot_after_the_grace_and_its_result_is_discarded(
     live: Errandry,
 ) -> None:
     released, returned = threading.Event(), threading.Event()
 
-    @live.task(timeout=0.02, max_attempts=1)
+    @live.task(timeout=0.2, max_attempts=1)
     def stuck() -> str:
         released.wait(WAIT_TIMEOUT)
         returned.set()

@@ -59,23 +59,26 @@ def error_outcome(backoffs: Backoffs, job: JobRecord, rules: RunRules, error: Ba
             return FailOutcome(failure(error, Reason.UNRECOVERABLE))
         case Cancel():
             return GiveUpOutcome(failure(error, Reason.CANCELED))
-    if isinstance(error, Exception) and (
-        isinstance(error, rules.fail_on) or not isinstance(error, rules.retry_on)
-    ):
+    if isinstance(error, Exception) and _should_fail(type(error), rules):
         return FailOutcome(failure(error, Reason.UNRECOVERABLE))
     return retry_outcome(backoffs, job, failure(error))
 
 
 def stop_outcome(
-    backoffs: Backoffs, job: JobRecord, reason: StopReason, timeout: float | None
+    backoffs: Backoffs, job: JobRecord, rules: RunRules, reason: StopReason, timeout: float | None
 ) -> Outcome | None:
-    """The outcome of an attempt that was asked to stop; None if nothing may be written for the job."""
+    """The outcome of an attempt that was asked to stop; None if nothing may be written for the job.
+
+    A timeout is a TimeoutError for the rules of the task.
+    """
     match reason:
         case StopReason.CANCEL:
             return GiveUpOutcome()
         case StopReason.TIMEOUT:
-            message = f"the handler ran longer than {timeout:g} s"
-            return retry_outcome(backoffs, job, Failure(Reason.TIMEOUT, "TimeoutError", message))
+            failed = Failure(Reason.TIMEOUT, "TimeoutError", f"the attempt took longer than {timeout:g} s")
+            if _should_fail(TimeoutError, rules):
+                return FailOutcome(failed)
+            return retry_outcome(backoffs, job, failed)
         case StopReason.SHUTDOWN:
             return ReleaseOutcome()
         case StopReason.CRASH:
@@ -100,3 +103,8 @@ def retry_outcome(backoffs: Backoffs, job: JobRecord, failed: Failure) -> RetryO
             error,
         )
         return RetryOutcome(failed)
+
+
+def _should_fail(error: type[Exception], rules: RunRules) -> bool:
+    """Whether an error of this type fails the job at once."""
+    return issubclass(error, rules.fail_on) or not issubclass(error, rules.retry_on)

@@ -291,9 +291,10 @@ class ClaimedJob:
 
     def _leave_outcome(self, error: BaseException | None) -> Outcome | None:
         """The outcome of a job that was left unsettled; None if its lease is lost."""
-        backoffs, record = self._app.backoffs, self._record
+        backoffs, record, task = self._app.backoffs, self._record, self._app.tasks.get(self.task)
+        rules = RunRules() if task is None else task.run_rules
         if (reason := self._claim.stop_reason) is not None:
-            outcome = stop_outcome(backoffs, record, reason, record.timeout)
+            outcome = stop_outcome(backoffs, record, rules, reason, record.timeout)
             if outcome is None:
                 log.warning(
                     "%s was not settled before its lease was lost; another worker may run it", self._claim
@@ -303,8 +304,7 @@ class ClaimedJob:
             return ReleaseOutcome()
         if self._fatal is not None and error is self._fatal[0]:
             return FailOutcome(Failure(self._fatal[1], type(error).__name__, str(error)))
-        task = self._app.tasks.get(self.task)
-        return error_outcome(backoffs, record, RunRules() if task is None else task.run_rules, error)
+        return error_outcome(backoffs, record, rules, error)
 
     def _begin_release(self, error: BaseException | None) -> Settle | None:
         """What to write for a job whose claimer's block has ended, with this error; None if nothing."""

@@ -104,7 +104,7 @@ class TaskOptions(JobOptions, total=False):
 
     name        the name of the task in the store; default: the name of the function
     retry_on    exceptions to retry after; any other fails the job at once
-    fail_on     exceptions that fail the job at once
+    fail_on     exceptions that fail the job at once; a timeout is a TimeoutError for both
     on_invalid  for a job whose stored arguments the handler does not accept: fail it, or discard it
     runner      async (the event loop), thread or process (a child); default: async for async def, else thread
     memory      maximum memory of a child process while it runs the handler: "512 MB"

@@ -11,8 +11,8 @@ from errandry.core.job import JobRecord
 class OpenClaim:
     """A claim until its job is settled or its lease is lost; then it calls `on_end`, from any thread.
 
-    The lease counts from `sent_at`, the monotonic time at which the claim was sent. The timeout of the job
-    counts from now. After it the lease is no longer renewed, so that a program that hangs loses the job.
+    The lease and the timeout of the job count from `sent_at`, the monotonic time at which the claim was sent.
+    After the timeout the lease is no longer renewed, so that a program that hangs loses the job.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class OpenClaim:
         self.lease_until = sent_at + lease
         self.is_lost = self.is_settling = False
         self._clock, self._renews, self._on_end = clock, renews, on_end
-        self._timeout_at = None if record.timeout is None else clock.monotonic() + record.timeout
+        self._timeout_at = None if record.timeout is None else sent_at + record.timeout
         self._stop_reason: StopReason | None = None
 
     def __str__(self) -> str:

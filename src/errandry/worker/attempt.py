@@ -27,7 +27,7 @@ from errandry.api.outcome import (
     returned_outcome,
     unwrap_group,
 )
-from errandry.api.task import Task
+from errandry.api.task import RunRules, Task
 from errandry.claims.failure import failure
 from errandry.claims.leases import StopReason
 from errandry.codec.json_codec import Codec
@@ -114,7 +114,9 @@ class AttemptRunner:
         """The outcome of a job that was asked to stop, or whose handler raised CancelledError by itself."""
         if run.stop_reason is None:
             return self.retry_outcome(run.job, failure(error))
-        return stop_outcome(self._app.backoffs, run.job, run.stop_reason, run.call.timeout)
+        task = self._app.tasks.get(run.job.task)
+        rules = RunRules() if task is None else task.run_rules
+        return stop_outcome(self._app.backoffs, run.job, rules, run.stop_reason, run.call.timeout)
 
     def retry_outcome(self, job: JobRecord, failure: Failure) -> RetryOutcome:
         """A retry; after the delay of a registered backoff function if the job names one."""

@@ -55,7 +55,7 @@ class Dispatcher:
             self._slots.take(calls)
             for call in calls:
                 if call.runs[0].job.state is State.RUNNING:
-                    call.limit_renewals(sent_at, self._options.grace)
+                    call.start_timeout(sent_at, self._options.grace)
             calls = [call for call in calls if call.size is None or not self._start_lingering(call)]
         if calls:
             self._begin_calls(calls, prefetched)

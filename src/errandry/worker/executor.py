@@ -159,7 +159,7 @@ class Executor:
                 call.request_stop(call.runs)
             await slot_wait
         self._settle_stopped(call)
-        runs = list(call.runs)
+        runs, sent_at = list(call.runs), self._app.clock.monotonic()
         answers = await self._submit_starts([Start(run.ref) for run in runs])
         for run, answer in zip(runs, answers, strict=True):
             if answer not in (WRITTEN, ALREADY):
@@ -173,7 +173,7 @@ class Executor:
                 )
                 self._settle_early(run, None)
         if call.runs:
-            call.limit_renewals(self._app.clock.monotonic(), self._options.grace)
+            call.start_timeout(sent_at, self._options.grace)
 
     async def _submit_starts(self, commands: list[Start]) -> list[Answer]:
         """The store's answer to each command; errors are returned as answers."""
@@ -193,6 +193,20 @@ class Executor:
             return [await self._unhandled.unknown_task_outcome(run.job) for run in call.runs]
         if not call.runs:
             return []
+        if self._children is not None and task.runner is Runner.PROCESS:
+            payloads, _ = await self._prepare(call, task)
+            return await self._call_in_child(self._children, call, task, payloads) if call.runs else []
+        now, grace, abandon = self._app.clock.monotonic(), self._options.grace, partial(self._abandon, call)
+        with call.time_limit(now, grace, abandon):
+            _, arguments = await self._prepare(call, task)
+            if not call.runs or not call.begin():
+                return []
+            return await self._attempts.outcomes(call, task, arguments)
+
+    async def _prepare(
+        self, call: HandlerCall, task: Task[..., Any]
+    ) -> tuple[list[str], list[HandlerArguments]]:
+        """Read what the handler needs: the steps and children of each job, and its arguments."""
         child_results: dict[JobRun, ChildResults] = {}
         for run in call.runs:
             job = run.job
@@ -201,17 +215,7 @@ class Executor:
                 run.ctx._set_children(child_results[run].children)
             if job.steps is not None:
                 run.ctx._load_steps(await self._app.client.steps(job))
-        payloads, arguments = await self._read_arguments(call, task, child_results)
-        if not call.runs:
-            return []
-        if self._children is not None and task.runner is Runner.PROCESS:
-            return await self._call_in_child(self._children, call, task, payloads)
-        if not call.begin():
-            return []
-        if call.timeout is None:
-            return await self._attempts.outcomes(call, task, arguments)
-        with call.time_limit(self._options.grace, partial(self._abandon, call)):
-            return await self._attempts.outcomes(call, task, arguments)
+        return await self._read_arguments(call, task, child_results)
 
     async def _read_arguments(
         self, call: HandlerCall, task: Task[..., Any], child_results: dict[JobRun, ChildResults]

@@ -117,6 +117,7 @@ class HandlerCall:
     on_stop: Callable[[list[JobRun]], None] | None = None
     is_abandoned = False
     _has_begun = _is_given_back = _cancel_was_sent = False
+    _timeout_from: float | None = None
 
     def __init__(self, run: JobRun, size: int | None = None, runner: Runner = Runner.ASYNC) -> None:
         job = run.job
@@ -208,28 +209,35 @@ class HandlerCall:
                 run.ctx._detach()
         self.runs = []
 
-    def limit_renewals(self, now: float, grace: float) -> None:
-        """Stop renewing when timeout and grace are over, counted from `now`, when the handler begins.
+    def start_timeout(self, sent_at: float, grace: float) -> None:
+        """Count the timeout from `sent_at`, the monotonic time at which the claim or the Start was sent.
 
-        The leases then expire even if the handler does not stop.
+        The leases are renewed until timeout and grace are over, so they expire even if the handler does not
+        stop.
         """
+        self._timeout_from = sent_at
         if (timeout := self.timeout) is not None:
             for run in self.runs:
-                run.renew_until = now + timeout + grace
+                run.renew_until = sent_at + timeout + grace
 
     @contextmanager
-    def time_limit(self, grace: float = 0.0, on_overdue: Callable[[], None] | None = None) -> Iterator[None]:
-        """Stop the call when the block takes longer than its timeout. On its loop.
+    def time_limit(
+        self, now: float, grace: float = 0.0, on_overdue: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Stop the call if its timeout is over, at monotonic time `now` or during the block. On its loop.
 
         `on_overdue` is called if the block then lasts for `grace` more seconds.
         """
         if (timeout := self.timeout) is None:
             yield
             return
-
-        timers = [self.loop.call_later(timeout, self.stop, StopReason.TIMEOUT)]
+        since = 0.0 if self._timeout_from is None else now - self._timeout_from
+        left = max(0.0, timeout - since)
+        if not left:
+            self.stop(StopReason.TIMEOUT)
+        timers = [self.loop.call_later(left, self.stop, StopReason.TIMEOUT)]
         if on_overdue is not None:
-            timers.append(self.loop.call_later(timeout + grace, on_overdue))
+            timers.append(self.loop.call_later(left + grace, on_overdue))
         try:
             yield
         finally:

@@ -145,7 +145,35 @@ async def test_a_job_whose_timeout_is_over_should_stop_and_is_retried(
     record = await memory_jobs.client.record(enqueued.id)
     assert (record.state, record.attempts) == (State.SCHEDULED, 1)
     [error] = record.errors
-    assert (error.kind, error.message) == (Reason.TIMEOUT, "the handler ran longer than 5 s")
+    assert (error.kind, error.message) == (Reason.TIMEOUT, "the attempt took longer than 5 s")
+
+
+async def test_a_timeout_is_a_timeout_error_for_the_rules_of_a_declared_task(
+    memory_jobs: Errandry, clock: FakeClock
+) -> None:
+    @memory_jobs.task(timeout=5, fail_on=TimeoutError)
+    async def send() -> None: ...
+
+    enqueued = await send.enqueue()
+    async with memory_jobs.claimer() as claimer, await claim_one(claimer):
+        clock.advance(5.0)
+
+    record = await memory_jobs.client.record(enqueued.id)
+    assert (record.state, record.reason, record.attempts) == (State.FAILED, Reason.TIMEOUT, 1)
+
+
+async def test_a_timeout_counts_from_the_moment_the_claim_was_sent(clock: FakeClock) -> None:
+    class SlowStore(MemoryStore):
+        async def commit(self, commands: Sequence[Command]) -> list[Answer]:
+            answers = await super().commit(commands)
+            if any(isinstance(command, Claim) for command in commands):
+                clock.advance(6.0)
+            return answers
+
+    async with Errandry(store=SlowStore(clock), clock=clock) as jobs:
+        await jobs.enqueue("send", timeout=5)
+        async with jobs.claimer(upkeep=False) as claimer:
+            assert (await claim_one(claimer)).should_stop
 
 
 async def test_the_lease_of_a_job_whose_timeout_is_over_is_not_renewed(

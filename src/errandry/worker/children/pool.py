@@ -112,7 +112,7 @@ class ChildPool:
             self._idle.append(child)
             return [None] * len(call.runs)
         self._began[call] = began = self._app.clock.monotonic()
-        call.limit_renewals(began, self._options.grace)
+        call.start_timeout(began, self._options.grace)  # the start of a child is not part of the attempt
         pairs, function = zip(call.runs, payloads, strict=True), task.function
         jobs = tuple(replace(run.job, payload=payload) for run, payload in pairs)
         message = RunCall(
@@ -125,7 +125,7 @@ class ChildPool:
             tuple(run.ctx._journal.loaded for run in call.runs) if any(job.steps for job in jobs) else (),
         )
         try:
-            with call.time_limit():
+            with call.time_limit(self._app.clock.monotonic()):
                 answer = await child.run_call(call, message)
         finally:
             del self._began[call]
