@@ -74,6 +74,7 @@ class Promises:
         only_a_valid_claim_writes(pass_)
         a_refusal_changes_nothing(pass_)
         a_settle_obeys_cancel_attempts_and_start(pass_)
+        a_settle_records_since_when_a_job_is_unhandled(pass_)
         an_expiry_obeys_its_limits(pass_)
         finished_jobs_stay_finished(pass_)
         an_insert_is_idempotent(pass_)
@@ -332,6 +333,24 @@ def a_settle_obeys_cancel_attempts_and_start(pass_: Pass) -> None:
         ):
             assert after.attempts == before.attempts - 1, (command, after)
             assert after.lease_until is None
+
+
+def a_settle_records_since_when_a_job_is_unhandled(pass_: Pass) -> None:
+    """Since the first release by a worker that could not run it, until a handler has begun."""
+    command, answer = pass_.single
+    if not isinstance(command, Settle) or answer is not WRITTEN:
+        return
+    before, after = pass_.before[command.ref.job], pass_.after.get(command.ref.job)
+    if after is None:
+        return
+    if after.finished:
+        expected = None
+    elif isinstance(command.outcome, ReleaseOutcome) and command.outcome.unhandled:
+        expected = pass_.now if before.unhandled_since is None else before.unhandled_since
+        assert after.releases == before.releases, (command, after)
+    else:
+        expected = None if before.state is State.RUNNING else before.unhandled_since
+    assert after.unhandled_since == expected, (command, before, after)
 
 
 def an_expiry_obeys_its_limits(pass_: Pass) -> None:
