@@ -198,8 +198,8 @@ BROKEN: dict[str, Broken] = {
     "P6: job a has 1 crashes in 6 attempts": lambda: violations(
         FACTS, make_contents(replace(TAKEN_OVER, attempts=6))
     ),
-    "P6: job a stalled 1 times but has 0 crashes": lambda: violations(
-        FACTS, make_contents(replace(TAKEN_OVER, crashes=0))
+    "P6: job a stalled 1 times but has 2 crashes": lambda: violations(
+        FACTS, make_contents(replace(TAKEN_OVER, crashes=2))
     ),
     "P6: job a has 1 attempts of 2 claims and 0 releases": lambda: violations(
         FACTS, make_contents(replace(TAKEN_OVER, attempts=1))

@@ -344,21 +344,3 @@ async def test_no_two_workers_have_the_same_id(troubled: TroubledApp) -> None:
 
     assert first.id != second.id
     assert first.id.startswith("mail-")
-
-
-async def test_suspects_run_one_at_a_time(troubled: TroubledApp) -> None:
-    """On the event loop and in threads."""
-    for task in (troubled.wait, troubled.answer):
-        job = await task.enqueue()
-        command = Claim(worker="dead", nonce=job.id)
-        await troubled.app.engine.submit(command)
-    await troubled.app.engine.submit(Upkeep(dead=("dead",)))
-
-    async with troubled.running_worker() as worker:
-        await wait_until(lambda: troubled.began)
-        claims = troubled.store.count(Claim)
-        await wait_until(lambda: troubled.store.count(Claim) > claims)
-        assert len(troubled.began) == 1
-        troubled.may_finish.set()
-        await wait_until(lambda: len(troubled.began) == 2)
-        await wait_until(lambda: worker.health().running == 0)

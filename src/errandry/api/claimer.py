@@ -312,6 +312,8 @@ class Claimer:
         """Remove a claim that is settled or lost. From any thread."""
         self._jobs.pop(claim, None)
         self._leases.remove(claim)
+        if claim.record.crashes:
+            self._turns.end_if_over()
 
     def _note_job_error(self, error: BaseException) -> None:
         """Note the error that has ended the block of a job: it is not that of another one."""

@@ -5,6 +5,7 @@ loss would fail, runs with no other suspect on its host. So a job that kills its
 other job shares at most as many of its deaths as it survives.
 """
 
+from threading import RLock
 from typing import Protocol
 
 from errandry.clock import Clock
@@ -38,7 +39,7 @@ class HeldSuspects(Protocol):
 
 
 class SuspectTurns:
-    """The turns of one worker. Its methods are called on the engine's loop.
+    """The turns of one worker. Its methods may be called from any thread.
 
     A turn begins before a claim that may take suspects of one kind. It ends when they are settled, or at once
     if the claim brought none. A round takes more suspects until the first of them is settled. If suspects of
@@ -46,7 +47,7 @@ class SuspectTurns:
     """
 
     def __init__(self, lock: TurnLock, held: HeldSuspects, clock: Clock) -> None:
-        self._lock, self._held, self._clock = lock, held, clock
+        self._turn_lock, self._held, self._clock, self._lock = lock, held, clock, RLock()
         self._waiting: tuple[SuspectKind, ...] = ()
         self._untried: set[SuspectKind] = set()
         self._turn: SuspectKind | None = None
@@ -77,61 +78,68 @@ class SuspectTurns:
 
         After True, a claim with a quota has to follow, and `end_claim`.
         """
-        self._end_if_over()
-        if self._turn is not None or self._held.suspects_held or not self._waiting:
-            return False
-        now = self._clock.monotonic()
-        if now < self._next_try:
-            return False
-        kind = self._next_kind if self._next_kind in self._waiting else self._waiting[0]
-        if not self._lock.try_take(kind is SuspectKind.ISOLATED):
-            self._next_try = now + LOCKED_PAUSE
-            return False
-        self._turn, self._ended_before = kind, self._held.suspects_ended
-        self._is_claiming = True
-        return True
+        with self._lock:
+            self.end_if_over()
+            if self._turn is not None or self._held.suspects_held or not self._waiting:
+                return False
+            now = self._clock.monotonic()
+            if now < self._next_try:
+                return False
+            kind = self._next_kind if self._next_kind in self._waiting else self._waiting[0]
+            if not self._turn_lock.try_take(kind is SuspectKind.ISOLATED):
+                self._next_try = now + LOCKED_PAUSE
+                return False
+            self._turn, self._ended_before = kind, self._held.suspects_ended
+            self._is_claiming = True
+            return True
 
     def quota(self, slots: int, held: int) -> int:
         """How many suspects the next claim may take for a runner with `slots` slots, which holds `held`.
 
         Begins a turn if one is due. After the claim, `end_claim` has to be called.
         """
-        self.begin()
-        quota = 0
-        if self._turn is SuspectKind.ISOLATED:
-            quota = 0 if self._held.suspects_held else 1
-        elif self._turn is not None and self._held.suspects_ended == self._ended_before:
-            quota = max(0, max(1, slots // SLOTS_PER_SUSPECT) - held)
-        self._is_claiming |= quota > 0
-        return quota
+        with self._lock:
+            self.begin()
+            quota = 0
+            if self._turn is SuspectKind.ISOLATED:
+                quota = 0 if self._held.suspects_held else 1
+            elif self._turn is not None and self._held.suspects_ended == self._ended_before:
+                quota = max(0, max(1, slots // SLOTS_PER_SUSPECT) - held)
+            self._is_claiming |= quota > 0
+            return quota
 
     def note_waiting(self, waiting: tuple[SuspectKind, ...]) -> None:
         """Note which suspects wait after a claim."""
-        self._untried = (self._untried | {*waiting} - {*self._waiting}) & {*waiting}
-        self._waiting = waiting
-        if not waiting and self._turn is None:
-            self._lock.release()  # or this worker would stay the next to get it
+        with self._lock:
+            self._untried = (self._untried | {*waiting} - {*self._waiting}) & {*waiting}
+            self._waiting = waiting
+            if not waiting and self._turn is None:
+                self._turn_lock.release()  # or this worker would stay the next to get it
 
     def end_claim(self) -> None:
         """All claims in flight are answered, and the worker holds their jobs."""
-        self._is_claiming = False
-        self._end_if_over()
+        with self._lock:
+            self._is_claiming = False
+            self.end_if_over()
 
     def close(self) -> None:
         """End the turn: the worker has stopped."""
-        self._lock.release()
+        with self._lock:
+            self._turn_lock.release()
 
-    def _end_if_over(self) -> None:
-        if self._turn is None or self._is_claiming or self._held.suspects_held:
-            return
-        if self._held.suspects_ended == self._ended_before:  # it had none
-            self._untried.discard(self._turn)
-            self._next_try = self._clock.monotonic() + self._pause
-            self._pause = min(LAST_PAUSE, 2 * self._pause)
-        else:
-            self._untried = {*self._waiting}
-            self._pause, self._next_try = FIRST_PAUSE, 0.0
-        is_shared = self._turn is SuspectKind.SHARED
-        self._next_kind = SuspectKind.ISOLATED if is_shared else SuspectKind.SHARED
-        self._turn = None
-        self._lock.release()
+    def end_if_over(self) -> None:
+        """End the turn if its suspects are settled, so that other workers of the host can have theirs."""
+        with self._lock:
+            if self._turn is None or self._is_claiming or self._held.suspects_held:
+                return
+            if self._held.suspects_ended == self._ended_before:  # it had none
+                self._untried.discard(self._turn)
+                self._next_try = self._clock.monotonic() + self._pause
+                self._pause = min(LAST_PAUSE, 2 * self._pause)
+            else:
+                self._untried = {*self._waiting}
+                self._pause, self._next_try = FIRST_PAUSE, 0.0
+            is_shared = self._turn is SuspectKind.SHARED
+            self._next_kind = SuspectKind.ISOLATED if is_shared else SuspectKind.SHARED
+            self._turn = None
+            self._turn_lock.release()

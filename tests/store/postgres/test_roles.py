@@ -164,7 +164,7 @@ def test_a_viewer_can_use_the_reading_commands(url: str, capsys: pytest.CaptureF
     for command in (["jobs", "ls"], ["queues", "ls"], ["workers", "ls"], ["dlq", "ls"]):
         assert run([*command, "--url", viewer_url]) == 0, capsys.readouterr().err
 
-    assert run(["queues", "pause", "default", "--url", viewer_url]) == 1
+    assert run(["queues", "pause", "default", "--url", viewer_url]) == 78
     assert "the user viewer lacks INSERT, UPDATE, DELETE on table" in capsys.readouterr().err
 
 
@@ -178,7 +178,7 @@ def test_a_user_without_any_right_is_told_the_first_one(url: str, capsys: pytest
                 (f"GRANT USAGE ON SCHEMA {schema} TO guest", f"on table {schema}.migrations: grant it"),
             ):
                 db.execute(grant.encode())
-                assert run(["jobs", "ls", "--url", url.replace("user=errandry", "user=guest")]) == 1
+                assert run(["jobs", "ls", "--url", url.replace("user=errandry", "user=guest")]) == 78
                 assert missing in capsys.readouterr().err
         finally:
             db.execute("DROP OWNED BY guest; DROP ROLE guest")

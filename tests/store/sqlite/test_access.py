@@ -178,7 +178,7 @@ class TestReadOnly:
 
         codes, out, err = run_program("list_as_other_user", path)
 
-        assert (codes, "a " in out) == ([0, 1], True), err
+        assert (codes, "a " in out) == ([0, 78], True), err
         assert f"{path}: cannot be written by this user" in err
         assert file_contents(folder) == before
 
@@ -191,7 +191,7 @@ class TestReadOnly:
             codes, out, err = run_program("list_as_other_user", path)
             protect(folder, 0o755, 0o644)
 
-            assert (codes, "in-the-log" in out) == ([0, 1], True), err
+            assert (codes, "in-the-log" in out) == ([0, 78], True), err
             await requests.insert(store, new_job("later"))
             assert await job_ids(store) == {"in-the-log", "later"}
 
@@ -206,7 +206,7 @@ class TestReadOnly:
 
         codes, out, err = run_program("list_as_other_user", copy / "jobs.db")
 
-        assert (codes, "in-the-log" in out) == ([0, 1], True), err
+        assert (codes, "in-the-log" in out) == ([0, 78], True), err
 
     async def test_a_log_that_cannot_be_read_is_not_ignored(self, folder: Path) -> None:
         path, copy = folder / "jobs.db", folder / "copy"
@@ -219,7 +219,7 @@ class TestReadOnly:
 
         codes, _, err = run_program("list_as_other_user", copy / "jobs.db")
 
-        assert codes == [1, 1]
+        assert codes == [78, 78]
         assert "its write-ahead log cannot be read without write permission" in err
 
     async def test_a_file_that_cannot_be_read_is_refused(self, folder: Path) -> None:
@@ -230,7 +230,7 @@ class TestReadOnly:
 
         codes, _, err = run_program("list_as_other_user", path)
 
-        assert codes == [1, 1]
+        assert codes == [78, 78]
         assert "owner and mode" in err
 
 
