@@ -342,6 +342,7 @@ async def test_a_result_of_a_program_without_the_parent_fails_the_parent_with_it
     record = await live.client.record(job.id)
     assert (record.state, record.reason) == (State.FAILED, Reason.INVALID_PAYLOAD)
     assert "argument parts[2]='two': must be int, not str" in record.errors[-1].message
+    await other.close()
 
 
 @pytest.mark.parametrize("version", [1, 2])
