@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
+from errandry.core import move
 from errandry.core.answer import WRITTEN, Ack, Answer, Claims, LossCause, Lost, Moved, Renewed
 from errandry.core.command import (
     CancelJobs,
@@ -30,13 +31,12 @@ from errandry.core.command import (
     Upkeep,
     touched_ids,
 )
-from errandry.core.job import AttemptError, JobRecord, LogLine, Progress
+from errandry.core.job import AttemptError, JobRecord, LogLine, NewJob, Progress
 from errandry.core.state import Reason, State
 from errandry.errors import CommandFailed
 from errandry.store.postgres import driver, row_cache
 from errandry.store.postgres.driver import PostgresStore
 from errandry.store.postgres.row_cache import JOB_OVERHEAD_BYTES, RowCache, size_of
-from errandry.store.tables import rows
 from errandry.testing.clock import FakeClock
 from tests.faults.process import wait_until
 from tests.new_jobs import insert
@@ -47,32 +47,8 @@ LOCK_STATEMENT = "lock_live"
 
 _nonces = count()
 
-BLANK = rows.to_job(
-    [
-        *(
-            1,
-            "job",
-            "task",
-            "default",
-            "",
-            "running",
-            False,
-            None,
-            None,
-            "{}",
-            0,
-            None,
-            None,
-            1,
-            5,
-            0,
-            0,
-            3,
-            0,
-        ),
-        *(0, 0, None, None, 1, "w", 30.0, False, None, None, 0.0, 0.0, 0.0, 0.0, None, None, None),
-        *[None] * 8,
-    ]
+BLANK = move.claimed(
+    move.created(NewJob(id="job", task="task", payload="{}"), 1, 0.0), "w", 30.0, start=True, now=0.0
 )
 
 
