@@ -44,8 +44,8 @@ test-pythons: $(READY) ## Run everything on each Python version that is claimed 
 check: format-check lint types ## Format, lint, types, architecture, fast tests: three minutes on two processors
 	$(PYTEST) -m "not slow and not prove"
 
-prove: format-check lint types ## Run everything, with the long proofs
-	$(PYTEST) -m "prove or not prove" --timeout 3600
+prove: format-check lint types ## Run everything, with the long proofs; continue an interrupted run
+	$(BIN)/python -m tools.prove --jobs $(JOBS) $(ARGS)
 
 format-check: $(READY)
 	$(BIN)/ruff format --check $(CODE)
