@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -43,33 +43,34 @@ SERVER_TIMEOUT = 60.0
 
 
 class Server:
-    """One server, with its data in a folder of its own."""
+    """One server, with its data in a folder of its own.
+
+    `run_in` is the beginning of the command line of each of its programs.
+    """
+
+    run_in: Sequence[str] = ()
 
     def __init__(self, **settings: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self.data = self.folder / "data"
         self._settings = {**SETTINGS, **settings}
         self._numbers = count()
         self._free_schemas: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._db: psycopg.Connection[Any] | None = None
-        self._run_as: dict[str, Any] = {}
+        self.run_as: dict[str, Any] = {}
         if os.geteuid() == 0:
             shutil.chown(self.folder, USER)
-            self._run_as = {"user": USER, "group": "nogroup", "extra_groups": []}
-        initdb = [
-            program_path("initdb"),
-            "--no-sync",
-            "-A",
-            "trust",
-            "-U",
-            "errandry",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        ]
-        self._run([*initdb, "-D", str(self.folder / "data")])
+            self.run_as = {"user": USER, "group": "nogroup", "extra_groups": []}
         atexit.register(self.remove)
+        self.initialize()
         self.start()
+
+    def initialize(self, *options: str) -> None:
+        """Create the files of the server, with these options of initdb."""
+        users = ("-A", "trust", "-U", "errandry")
+        text = ("-E", "UTF8", "--locale=C")
+        self.run(program_path("initdb"), "--no-sync", *users, *text, "-D", str(self.data), *options)
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections. Retry while a killed one still ends."""
@@ -84,13 +85,16 @@ class Server:
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program_path("postgres"), "-D", str(self.folder / "data"), "-k", str(self.folder), *options],
+                [
+                    *(*self.run_in, program_path("postgres")),
+                    *("-D", str(self.data), "-k", str(self.folder), *options),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - the function takes no locks
-                **self._run_as,
+                **self.run_as,
             )
         while self._process.poll() is None:
             try:
@@ -132,8 +136,11 @@ class Server:
         """The URL of a store that does not exist yet."""
         return self.url(schema=f"fresh_{next(self._numbers)}")
 
-    def _run(self, command: list[str]) -> None:
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **self._run_as)
+    def run(self, *command: str) -> None:
+        """Run a program to its end, as the user of the server."""
+        subprocess.run(
+            [*self.run_in, *command], check=True, capture_output=True, cwd=self.folder, **self.run_as
+        )
 
 
 class ReusedSession(psycopg.Connection[Any]):

@@ -16,9 +16,9 @@ from tests.store.server import Server
 class Mortal(Server):
     """A server that can be killed like a machine that loses power, and started again."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: str) -> None:
         # A commit then reaches the operating system, which survives; only a real power cut needs fsync.
-        super().__init__(synchronous_commit="on")
+        super().__init__(synchronous_commit="on", **settings)
 
     def kill(self) -> None:
         """`kill -9` of all its processes."""
