@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import IO, Any
 
-from errandry import ClaimedJob, Fail, JobContext
+from errandry import ClaimedJob, Fail, JobContext, Retry
 from tests.faults.history import Ended, Journal, Started
 
 POLL_INTERVAL = 0.01
@@ -166,8 +166,31 @@ async def poison_many(ctx: JobContext, poisoned: list[bool]) -> list[Result]:
         return results
 
 
-BATCHED: tuple[Callable[..., Any], ...] = (hold_many, poison_many)
+async def collect(ctx: JobContext, seconds: list[float]) -> list[Result]:
+    """A batch that takes as long as its longest job."""
+    with ExitStack() as stack:
+        results = [stack.enter_context(journaled(job)) for job in ctx.jobs]
+        await asyncio.sleep(max(seconds))
+        return results
+
+
+def stumble_together(ctx: JobContext, seconds: list[float]) -> list[Result | Retry]:
+    """A batch in a thread. Each job fails the first time: by itself, or with all if none is older."""
+    with ExitStack() as stack:
+        results = [stack.enter_context(journaled(job)) for job in ctx.jobs]
+        ctx.sleep_or_stop(max(seconds))
+        if all(job.attempt == 1 for job in ctx.jobs):
+            raise RuntimeError("not yet")
+        return [
+            Retry("not yet", after=0.05) if job.attempt == 1 else result
+            for job, result in zip(ctx.jobs, results, strict=True)
+        ]
+
+
+BATCHED: tuple[Callable[..., Any], ...] = (hold_many, poison_many, collect)
 """Batch handlers, called for up to ten jobs."""
+LINGERING: tuple[Callable[..., Any], ...] = (stumble_together,)
+"""Batch handlers whose calls wait for more jobs."""
 
 
 async def permitted(ctx: JobContext, permits: int, seconds: float) -> Result:

@@ -3,6 +3,7 @@
     python -m tests.faults.program work '{"lease": 1.5}'
     python -m tests.faults.program claim '{"lease": 1.5}'
     python -m tests.faults.program produce '{"seed": 1}'
+    python -m tests.faults.program order '{"seed": 1}'
     python -m tests.faults.program embed '{"ending": "return"}'
 
 `ERRANDRY_URL` is the address of the store, `JOURNAL` the path of the journal. `CLOCK_STEP`, if set, is a file
@@ -31,16 +32,20 @@ from errandry.errors import LeaseLost, ReplyLost
 from errandry.store.contract import Store
 from errandry.store.sqlite.driver import SqliteStore
 from errandry.store.url import store_at
-from tests.faults.handlers import BATCHED, HANDLERS, hold_by_hand, journal
+from tests.faults.handlers import BATCHED, HANDLERS, LINGERING, hold_by_hand, journal
 from tests.faults.history import Claimed, EnqueueAcked, EnqueueSent, Fact, Journal, LeaseRenewed, Settled
+from tests.faults.orders import Clerk
 
 log = logging.getLogger("program")
 
 PRODUCED_TASKS: Sequence[tuple[str, float]] = (
     *(("quick", 0.0), ("quick", 0.0), ("stumble", 0.0)),
     *(("rest", 0.3), ("rest_in_thread", 0.1)),
+    *(("collect", 0.2), ("stumble_together", 0.1)),
 )
 """What producers enqueue: tasks, and the maximum number of seconds each may take."""
+LINGER = 0.2
+"""Seconds for which the call of a lingering batch waits for more jobs."""
 
 
 class StepClock(SystemClock):
@@ -120,6 +125,8 @@ def with_tasks(app: Errandry) -> Errandry:
         app.task(backoff=0.05)(handler)
     for handler in BATCHED:
         app.task(backoff=0.05, batch=10)(handler)
+    for handler in LINGERING:
+        app.task(backoff=0.05, batch=10, linger=LINGER)(handler)
     return app
 
 
@@ -218,8 +225,16 @@ async def produce(options: dict[str, Any]) -> None:
             await asyncio.sleep(dice.uniform(0, 0.015))
 
 
+async def order(options: dict[str, Any]) -> None:
+    """Enqueue jobs with `bind`, in transactions that also write orders, until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with journaled_app() as app:
+        await Clerk(app, **options).run(stop)
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     programs = {"work": work, "claim": claim, "cancelable": claim_until_canceled, "produce": produce}
-    programs["embed"] = embed
+    programs |= {"embed": embed, "order": order}
     event_loop.run(programs[sys.argv[1]](json.loads(sys.argv[2])))

@@ -1,4 +1,7 @@
-"""Two workers and three producers on one store are killed again and again: P1 to P8 hold.
+"""Workers, producers and a program that enqueues with `bind` are killed again and again: P1 to P8 hold.
+
+The producers enqueue jobs of single and of batch handlers. The program writes orders and their jobs in
+transactions of its own: in the end each job of a committed order exists, and no other.
 
 The seed determines which process is killed, when and how, but not what the processes do then.
 """
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.faults.history import Ended, EnqueueAcked, EnqueueSent, Started, violations
+from tests.faults.orders import create_orders, is_of_order, jobs_of_orders
 from tests.faults.process import Process, wait_until
 from tests.faults.scene import Scene
 
@@ -34,9 +38,10 @@ async def test_random_kills_for_longer_lose_nothing(scene: Scene, seed: int) -> 
 
 
 async def survive(scene: Scene, seed: int, seconds: float) -> None:
+    await create_orders(scene.url)
     chaos = Chaos(scene, seed)
     await chaos.run(seconds)
-    for process in chaos.running["produce"]:
+    for process in chaos.running["produce"] + chaos.running["order"]:
         process.signal(signal.SIGTERM)
         assert await process.wait_for_end() in (0, -signal.SIGTERM), (
             process.log()
@@ -46,6 +51,9 @@ async def survive(scene: Scene, seed: int, seconds: float) -> None:
 
     facts = scene.journal.read()
     assert violations(facts, contents) == []
+    ordered = await jobs_of_orders(scene.url)
+    assert ordered
+    assert {job.id for job in contents.jobs if is_of_order(job.id)} == ordered
     acked = sum(isinstance(fact, EnqueueAcked) for fact in facts)
     runs = sum(isinstance(fact, Started) for fact in facts)
     crashes = sum(job.crashes for job in contents.jobs)
@@ -66,7 +74,8 @@ class Chaos:
         self._busy: dict[int, set[str]] = defaultdict(set)
         self.running = {
             "work": [self._start("work") for _ in range(2)],
-            "produce": [self._start("produce") for _ in range(3)],
+            "produce": [self._start("produce") for _ in range(2)],
+            "order": [self._start("order")],
         }
 
     def _start(self, role: str) -> Process:
@@ -80,7 +89,7 @@ class Chaos:
         end = time.monotonic() + seconds
         while time.monotonic() < end or self._acked < 10 * seconds or self._kills() < 3:
             await asyncio.sleep(self._dice.uniform(0.2, 1.0))
-            role = self._dice.choice(("work", "work", "produce"))
+            role = self._dice.choice(("work", "work", "produce", "order"))
             way = self._dice.choice(("kill", "kill", "kill unseen", "stop"))
             await self._disturb(role, way)
             self._read()

@@ -4,12 +4,15 @@ It forwards all bytes as they come, until a test disturbs it. It counts connecti
 """
 
 import asyncio
+import re
 import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+COMMIT = re.compile(rb"Q\x00\x00\x00.COMMIT;?\x00", re.DOTALL)
+"""The message of a client that commits, if it is not part of a pipeline."""
 COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 """The message of a server after a commit."""
 ENCRYPTION_REQUESTS = (80877103, 80877104)
@@ -23,9 +26,10 @@ class Proxy:
     refuses          a new connection is closed at once
     is_silent        a new connection is accepted, and never gets a reply
     error            code and text of the error that a new connection gets, as from a server that is starting
+    commits_to_lose  number of commits that are lost next before they reach the server, with their connection
     replies_to_lose  number of replies to a commit that are lost next, with their connection
 
-    `accepted` counts attempts to connect, `lost_replies` the replies that were lost.
+    `accepted` counts attempts to connect, `lost_commits` and `lost_replies` what was lost.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +37,8 @@ class Proxy:
         self.delay = 0.0
         self.refuses = self.is_silent = False
         self.error: tuple[str, str] | None = None
-        self.replies_to_lose = self.accepted = self.lost_replies = self.port = 0
+        self.commits_to_lose = self.replies_to_lose = self.accepted = self.port = 0
+        self.lost_commits = self.lost_replies = 0
         self._connections: set[_ProxiedConnection] = set()
         self._loop = asyncio.new_event_loop()
         self._ready, self._stopped = threading.Event(), asyncio.Event()
@@ -116,6 +121,10 @@ class Proxy:
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: "_ProxiedConnection"
     ) -> None:
         while data := await source.read(65_536):
+            if self.commits_to_lose and COMMIT.search(data):
+                self.commits_to_lose -= 1
+                self.lost_commits += 1
+                break
             if not connection.is_dead:
                 target.write(data)
                 await target.drain()
