@@ -356,14 +356,17 @@ def a_settle_records_since_when_a_job_is_unhandled(pass_: Pass) -> None:
 def an_expiry_obeys_its_limits(pass_: Pass) -> None:
     """P6: a job ends if its worker was lost too often, or in its last attempt.
 
-    It also ends if it was canceled, if its parent ended, or if its deadline has passed.
+    At the cap of its crashes it may wait for the proof that its worker has died. It also ends if it was
+    canceled, if its parent ended, or if its deadline has passed.
     """
     for job in pass_.after.values():
         before = pass_.earlier(job)
         assert job.finished or job.releases < 1_000, job
         if before is None or job.crashes <= before.crashes:
             continue
-        spent = before.attempts >= before.max_attempts or job.crashes >= job.max_crashes
+        waits_for_proof = not job.finished and job.lost_by is not None
+        is_capped = job.crashes >= job.max_crashes and not waits_for_proof
+        spent = before.attempts >= before.max_attempts or is_capped
         is_canceled = job.reason is Reason.CANCELED and (before.cancel_requested or pass_.has(CancelJobs))
         is_lapsed = job.reason is Reason.DEADLINE and job.deadline is not None and job.deadline <= pass_.now
         with_parent = job.reason is Reason.CHILD_FAILED and job.parents > 0
