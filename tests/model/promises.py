@@ -359,10 +359,11 @@ def an_expiry_obeys_its_limits(pass_: Pass) -> None:
     At the cap of its crashes it may wait for the proof that its worker has died. It also ends if it was
     canceled, if its parent ended, or if its deadline has passed.
     """
+    rerun = pass_.moved(RerunJobs)
     for job in pass_.after.values():
         before = pass_.earlier(job)
         assert job.finished or job.releases < 1_000, job
-        if before is None or job.crashes <= before.crashes:
+        if before is None or job.crashes <= before.crashes or job.id in rerun:
             continue
         waits_for_proof = not job.finished and job.lost_by is not None
         is_capped = job.crashes >= job.max_crashes and not waits_for_proof

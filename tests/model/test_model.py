@@ -44,10 +44,10 @@ def test_stores_answer_alike(name: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(7_200)
+@pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("name", STORES)
-def test_stores_answer_alike_in_thousands_of_histories(name: str) -> None:
-    explore(name, examples=2_000, steps=60)
+def test_stores_answer_alike_in_many_long_histories(name: str) -> None:
+    explore(name, examples={"memory": 2_000, "postgres": 500}.get(name, 1_000), steps=60)
 
 
 def explore(name: str, examples: int, steps: int) -> None:
