@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ from errandry.worker.step_writer import StepWriter
 from errandry.worker.unhandled import UnhandledJobs
 
 log = logging.getLogger("errandry.worker")
+
+_NO_LIMIT = nullcontext()
 
 
 class Executor:
@@ -196,12 +199,15 @@ class Executor:
         if self._children is not None and task.runner is Runner.PROCESS:
             payloads, _ = await self._prepare(call, task)
             return await self._call_in_child(self._children, call, task, payloads) if call.runs else []
-        now, grace, abandon = self._app.clock.monotonic(), self._options.grace, partial(self._abandon, call)
-        with call.time_limit(now, grace, abandon):
+        with _NO_LIMIT if call.timeout is None else self._time_limit(call):
             _, arguments = await self._prepare(call, task)
             if not call.runs or not call.begin():
                 return []
             return await self._attempts.outcomes(call, task, arguments)
+
+    def _time_limit(self, call: HandlerCall) -> AbstractContextManager[None]:
+        now, grace = self._app.clock.monotonic(), self._options.grace
+        return call.time_limit(now, grace, partial(self._abandon, call))
 
     async def _prepare(
         self, call: HandlerCall, task: Task[..., Any]
