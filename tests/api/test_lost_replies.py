@@ -105,6 +105,17 @@ async def test_a_job_with_an_id_of_the_caller_existed_only_if_another_call_made_
     assert (await with_id.enqueue("ada")).existed
 
 
+async def test_a_job_that_is_removed_at_its_end_is_not_inserted_again(
+    jobs: Errandry, line: LossyStore, send: Task[[str], None]
+) -> None:
+    line.replies_to_lose, line.between = 1, run_next
+
+    await send.using(keep=0).enqueue("ada")
+
+    assert await jobs.counts() == {"default": {}}
+    assert (await jobs.totals())["default"]["inserted"] == 1
+
+
 async def test_a_hook_may_give_a_job_an_id_that_exists(
     jobs: Errandry, line: LossyStore, send: Task[[str], None]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from errandry import Backoff, Cancel, Errandry, Fail, JobContext, Retry, Snooze, State, Worker, WorkerOptions
-from errandry.core.command import Claim, Insert
+from errandry.core.command import Beat, Claim, Insert
 from errandry.core.job import NewJob
 from errandry.core.retry import Curve
 from errandry.testing import FakeClock
@@ -293,6 +293,27 @@ async def test_a_job_that_is_rescued_from_a_dead_worker_leaves_a_warning(
         (ERROR, "failed"),
         (INFO, "completed"),
     ]
+
+
+async def test_a_job_whose_last_crash_becomes_final_leaves_an_error(
+    jobs: Errandry, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @jobs.task(max_crashes=1)
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    await jobs.engine.submit(Beat(worker="gone"))
+    await jobs.engine.submit(Claim(worker="gone", nonce="n", start=True))
+    clock.advance(31)
+    await run_burst(jobs)
+    clock.advance(31)
+    await run_burst(jobs)
+
+    lost, failed = ends(caplog, job.id)
+    why = "attempt 1 of 5 was lost, worker gone has died or stopped renewing its lease"
+    assert f"{why}: the job fails unless the worker shows soon that it lives" in lost.getMessage()
+    assert f"{why}: the job has failed for good" in failed.getMessage()
+    assert (lost.levelno, failed.levelno) == (WARNING, ERROR)
 
 
 async def test_completed_attempts_are_quiet_above_info(

@@ -75,7 +75,9 @@ def other_task(jobs: Errandry, runner: str) -> Task[..., Any]:
 
 @pytest.mark.slow("jobs are given back after a second")
 @pytest.mark.parametrize("runner", ["async", "thread", "process"])
-async def test_jobs_that_cannot_begin_are_given_back_without_cost(live: Errandry, runner: str) -> None:
+async def test_jobs_that_cannot_begin_are_given_back_without_cost(
+    live: Errandry, runner: str, caplog: pytest.LogCaptureFixture
+) -> None:
     other, given_back = other_task(live, runner), list[JobRecord]()
 
     @live.task
@@ -93,6 +95,7 @@ async def test_jobs_that_cannot_begin_are_given_back_without_cost(live: Errandry
     [back] = given_back
     assert (back.state, back.attempts, back.releases, back.errors) == (State.WAITING, 0, 1, ())
     assert (record.attempts, record.releases, record.crashes) == (1, 1, 0)
+    assert "its lease is lost" not in caplog.text
 
 
 @pytest.mark.slow("jobs are given back after a second")

@@ -462,3 +462,47 @@ def test_the_files_of_a_store_that_is_no_longer_used_are_removed(
 
     assert "turn" in held.name
     assert list(tmp_path.rglob("*.suspects")) == []
+
+
+def test_a_worker_that_will_not_claim_gives_up_its_place_in_the_queue(locks: list[SuspectLock]) -> None:
+    """As one that is paused, or a claimer whose program works on its jobs."""
+    first, second, third = locks
+    clock, held = FakeClock(), Held()
+    assert first.try_take(alone=False)
+    turns = SuspectTurns(second, held, clock)
+    turns.note_waiting((ISOLATED,))
+    assert not turns.begin()
+    assert not third.try_take(alone=False)
+
+    turns.yield_place()
+
+    assert third.try_take(alone=False)
+
+
+def test_a_turn_goes_on_while_its_suspects_run(locks: list[SuspectLock]) -> None:
+    turns = SuspectTurns(locks[0], held := Held(), FakeClock())
+    turns.note_waiting((ISOLATED,))
+    assert turns.quota(1, 0) == 1
+    held.suspects_held = 1
+    turns.end_claim()
+
+    turns.yield_place()
+
+    assert not locks[1].try_take(alone=False)
+
+
+def test_a_forked_child_does_not_keep_the_lock(locks: list[SuspectLock]) -> None:
+    assert locks[0].try_take(alone=True)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent has closed its end
+        os._exit(0)
+    locks[0].release()
+
+    assert locks[1].try_take(alone=True)
+
+    os.close(write)
+    os.waitpid(child, 0)
+    os.close(read)

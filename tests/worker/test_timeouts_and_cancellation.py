@@ -284,6 +284,32 @@ async def test_an_async_handler_that_ignores_its_timeout_loses_its_slot_after_th
     assert (await first.refresh()).record == record
 
 
+@pytest.mark.parametrize("block", [0.0, 0.2], ids=["without a grace", "after a long block"])
+async def test_a_handler_is_canceled_before_its_slot_is_given_up(live: Errandry, block: float) -> None:
+    """Also if its timeout and the grace after it are over at the same time."""
+    ended = asyncio.Event()
+    reached: list[str] = []
+
+    @live.task(timeout=0.1, max_attempts=1)
+    async def late() -> None:
+        try:
+            time.sleep(block)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            reached.append("canceled")
+            raise
+        finally:
+            ended.set()
+
+    job = await late.enqueue()
+    async with running_worker(live, grace=0.0):
+        record = (await job.wait(30)).record
+        await asyncio.wait_for(ended.wait(), WAIT_TIMEOUT)
+
+    assert (record.state, record.reason) == (State.FAILED, Reason.TIMEOUT)
+    assert reached == ["canceled"]
+
+
 @pytest.mark.parametrize("way", ["raises", "cancels itself"])
 async def test_a_handler_that_ends_with_cancelled_error_unasked_has_failed(live: Errandry, way: str) -> None:
     @live.task(max_attempts=1)

@@ -104,8 +104,14 @@ class Claimer:
         """
         check.whole("limit", limit, 1, CLAIM_LIMIT_MAX)
         check_same_process("claimer", self.id, self._process)
-        loop = asyncio.get_running_loop()
-        give_up, closing = loop.time() + seconds(wait, "wait"), self._closing
+        give_up = asyncio.get_running_loop().time() + seconds(wait, "wait")
+        try:
+            return await self._claim_until(give_up, limit)
+        finally:
+            self._turns.yield_place()  # the program may not claim again for a long time
+
+    async def _claim_until(self, give_up: float, limit: int) -> list[ClaimedJob]:
+        loop, closing = asyncio.get_running_loop(), self._closing
         store, engine = self._app.store, self._app.engine
         while True:
             if not self._was_opened or closing.is_set():

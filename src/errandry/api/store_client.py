@@ -126,8 +126,8 @@ class StoreClient:
         `has_new_ids`: this program has made the ids of all jobs, not its caller. Waits for space if a queue
         is full and its rule is `overflow="wait"`.
         """
-        is_plain = has_new_ids and all(job.on_conflict is not Conflict.REPLACE for job in jobs)
-        command = Insert(tuple(jobs), edges, nonce=None if is_plain else _new_nonce())
+        needs_nonce = not has_new_ids or any(map(_may_leave_no_trace, jobs))
+        command = Insert(tuple(jobs), edges, nonce=_new_nonce() if needs_nonce else None)
         while True:
             version = self.store.version()
             try:
@@ -190,6 +190,13 @@ class StoreClient:
         if watcher is None or watcher.loop is not asyncio.get_running_loop():
             watcher = self._completion_watcher = CompletionWatcher(self.store)
         return await watcher.wait_finished(job_id, timeout)
+
+
+def _may_leave_no_trace(job: NewJob) -> bool:
+    """Whether a repeat of the insert may not find this job by its id, although it was inserted."""
+    keep = job.keep
+    is_removed = keep is not None and not min(keep.completed, keep.failed, keep.canceled)
+    return is_removed or job.on_conflict is Conflict.REPLACE
 
 
 def _new_nonce() -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from errandry.core.answer import Expiry
 from errandry.core.printable import log_trace
-from errandry.core.state import CANCELED, FAILED
+from errandry.core.state import CANCELED, FAILED, SCHEDULED
 
 log = logging.getLogger("errandry.worker")
 
@@ -42,7 +42,9 @@ def log_expiries(expiries: Sequence[Expiry]) -> None:
         attempt = f"job {expiry.job} ({expiry.task}): attempt {expiry.attempt} of {expiry.max_attempts}"
         begun = "was lost" if expiry.was_running else "did not begin"
         level, outcome, end = logging.WARNING, "rescued", f"the job is {expiry.state} again"
-        if expiry.state is FAILED:
+        if expiry.state is SCHEDULED:
+            outcome, end = "lost", "the job fails unless the worker shows soon that it lives"
+        elif expiry.state is FAILED:
             level, outcome, end = logging.ERROR, "failed", "the job has failed for good"
         elif expiry.state is CANCELED:
             level, outcome, end = logging.INFO, "canceled", "the job is canceled, as was requested"

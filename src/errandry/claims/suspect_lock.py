@@ -42,8 +42,7 @@ class SuspectLock:
     def release(self) -> None:
         """Release the lock, and give up the place in the queue."""
         for descriptor in (self._held, self._queue):
-            if descriptor >= 0:
-                os.close(descriptor)
+            _unlock(descriptor)
         self._held = self._queue = -1
 
     def _try_take(self, alone: bool) -> bool:
@@ -53,7 +52,7 @@ class SuspectLock:
             return False
         self._held = self._try_lock("turn", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if self._held >= 0 or not alone:
-            os.close(self._queue)
+            _unlock(self._queue)
             self._queue = -1
         return self._held >= 0
 
@@ -73,3 +72,10 @@ class SuspectLock:
             raise
         os.close(descriptor)
         return -1
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close. A forked child has the descriptor too, so closing alone would not unlock it."""
+    if descriptor >= 0:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -1,8 +1,8 @@
 """Decides when a worker may claim suspects: jobs that were running when their worker was lost.
 
-Shared suspects run in rounds, at most a quarter of the slots at a time. An isolated suspect, which the next
-loss would fail, runs with no other suspect on its host. So a job that kills its workers fails alone: every
-other job shares at most as many of its deaths as it survives.
+A turn of a worker is a round of shared suspects, which take at most a quarter of its slots, or a single
+isolated suspect. The next loss would fail an isolated one, so it runs with no other suspect on its host. So a
+job that kills its workers fails alone: every other job shares at most as many of its deaths as it survives.
 """
 
 from threading import RLock
@@ -115,6 +115,13 @@ class SuspectTurns:
             self._waiting = waiting
             if not waiting and self._turn is None:
                 self._turn_lock.release()  # or this worker would stay the next to get it
+
+    def yield_place(self) -> None:
+        """Give up the place in the queue for the lock: this worker will not claim for some time."""
+        with self._lock:
+            self.end_if_over()
+            if self._turn is None:
+                self._turn_lock.release()
 
     def end_claim(self) -> None:
         """All claims in flight are answered, and the worker holds their jobs."""

@@ -67,17 +67,19 @@ class Expiry(Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, job: JobRecord, after: JobRecord) -> "Expiry":
         """The expiry of the claim of `job`, which is now `after`."""
-        was_running = job.state is State.RUNNING
+        was_running = job.state is not State.CLAIMED
         attempts = job.attempts, job.max_attempts
-        return cls(job.id, job.task, job.queue, job.worker, *attempts, was_running, after.state)
+        return cls(
+            job.id, job.task, job.queue, job.worker or job.lost_by, *attempts, was_running, after.state
+        )
 
 
 class Claims(Struct, frozen=True, gc=False):
     """The claimed jobs, each under a new fence, and the seconds until the next job is due.
 
     `waiting_suspects` has the kinds of the suspects that wait in any queue. `has_locked`: jobs are due that
-    another pass has locked, mostly to make them ready. Claim again soon. `expiries` are the claims, mostly of
-    other workers, that expired before.
+    another pass has locked, mostly to make them ready. Claim again soon. `expiries` are the claims,
+    mostly of other workers, that this pass has found expired.
     """
 
     jobs: tuple[JobRecord, ...]

@@ -141,8 +141,8 @@ Outcome = (
 class Insert(OnceCommand, frozen=True, gc=False):
     """Insert all of these jobs, or none. With edges they form a flow. Answer: `Inserted`.
 
-    It needs no nonce if its sender has just made the ids of all jobs, and none of them replaces another job:
-    a repeat then finds the jobs by their ids.
+    It needs no nonce if its sender has just made the ids of all jobs, none of them replaces another job, and
+    none is removed as soon as it ends: a repeat then finds the jobs by their ids.
     """
 
     jobs: tuple[NewJob, ...]

@@ -232,7 +232,8 @@ def retry_delay(job: JobRecord, outcome: RetryOutcome) -> float:
 def expired(job: JobRecord, now: float, loss: WorkerLoss) -> JobRecord:
     """Waiting again because its worker has lost it; failed at a limit, or canceled if that was requested.
 
-    If the crashes are at their cap, but this one is not final yet, it is scheduled for the time when it is.
+    If this crash reaches `max_crashes`, but the worker may still be alive, the job is scheduled for the time
+    at which that is decided.
     """
     if job.state is CLAIMED:
         return _released(job, Move.EXPIRE, now, 0.0, None)

@@ -13,8 +13,8 @@ _DIED = Failure(Reason.WORKER_LOST, "WorkerLost", "the process of the worker die
 class WorkerLoss(Struct, frozen=True):
     """How a worker lost a job: `failure` is the error of the attempt.
 
-    If it `lives`, the loss is no crash. Otherwise, a heartbeat of the worker takes the crash back, and the
-    crash fails the job not before `final_at`. A `final_at` of None: the crash is final.
+    If the worker `lives`, the loss is no crash. Otherwise it is one: until `final_at` it fails no job, and a
+    heartbeat of the worker takes it back. A `final_at` of None: the crash is final at once.
     """
 
     failure: Failure

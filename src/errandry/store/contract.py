@@ -58,6 +58,10 @@ RANK: Mapping[type, int] = {kind: rank for rank, kind in enumerate(_ORDER)}
 """The order of commands in a pass: what workers report comes first, claims come last."""
 
 
+ANSWERS_AGE = 600.0
+"""Seconds for which the answer to a command is saved, in case the command is sent again."""
+
+
 class StoreLimits(Struct, frozen=True, kw_only=True):
     """Maximum sizes of what a store accepts, in bytes, and retention of events and workers, in seconds.
 

@@ -5,7 +5,7 @@ they apply `duration` in seconds, `retry_at`, `reason`, `error_type` and `error`
 """
 
 import logging
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -71,7 +71,7 @@ class AttemptLog:
 
     def _write_retry(self, run: JobRun, after: JobRecord, failure: Failure, now: float) -> None:
         run_at = now if after.run_at is None else after.run_at
-        fields = {"retry_at": datetime.fromtimestamp(run_at).astimezone().isoformat(timespec="milliseconds")}
+        fields = {"retry_at": datetime.fromtimestamp(run_at, UTC).isoformat(timespec="milliseconds")}
         text = f"failed{self._after(run)}, retrying {_next_time(run_at, now)}"
         self._write_error(logging.WARNING, run, "retrying", text, failure, fields)
 

@@ -173,8 +173,11 @@ class SlotClaimer:
         """Claim for the free slots; whether that brought any jobs."""
         while self._in_flight:
             await asyncio.wait(self._in_flight)  # their jobs may take the slots that are free now
-        claimed, is_exhausted, self._is_claiming, self._due_in = False, self._may_claim, True, None
+        may_claim = self._may_claim
+        claimed, is_exhausted, self._is_claiming, self._due_in = False, may_claim, True, None
         self._has_locked = False
+        if not may_claim:
+            self._turns.yield_place()
         try:
             for request in self._requests():
                 if self._stopped:

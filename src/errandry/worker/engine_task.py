@@ -33,7 +33,12 @@ class EngineTask:
         return self._ended.result() if self._ended.done() else None
 
     async def start(self) -> None:
-        await self._engine.call(self._start)
+        try:
+            await self._engine.call(self._start)
+        except BaseException as error:
+            if self._task is None and not self._ended.done():
+                self._ended.set_result(error)
+            raise
 
     async def wait(self, timeout: float | None = None) -> None:
         """Return when it has ended, or after the timeout. On any loop."""

@@ -235,9 +235,13 @@ class HandlerCall:
         left = max(0.0, timeout - since)
         if not left:
             self.stop(StopReason.TIMEOUT)
-        timers = [self.loop.call_later(left, self.stop, StopReason.TIMEOUT)]
-        if on_overdue is not None:
-            timers.append(self.loop.call_later(left + grace, on_overdue))
+
+        def time_out() -> None:
+            self.stop(StopReason.TIMEOUT)
+            if on_overdue is not None:  # not earlier: the loop may have been blocked for longer
+                timers.append(self.loop.call_later(grace, on_overdue))
+
+        timers = [self.loop.call_later(left, time_out)]
         try:
             yield
         finally:
@@ -250,7 +254,10 @@ class HandlerCall:
             self.request_stop(stopped)
 
     def request_stop(self, runs: list[JobRun]) -> None:
-        """Pass on that these runs should stop; if all runs should, cancel the handler. From any thread."""
+        """Pass on that these runs should stop; if all runs should, cancel the handler. From any thread.
+
+        If all jobs of a batch should stop, so should their handler, which has one context for them.
+        """
         if self.size is not None and self.is_stopped:
             self.ctx._request_stop()
         self.loop.call_soon_threadsafe(self._deliver_stop, runs)

@@ -41,7 +41,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     prefetch      number of jobs to claim beyond the free slots
     lease         how long a claim lasts without renewal
     renew_every   time between two renewals; None for a third of the lease
-    grace         how long a stop, or a timeout of a thread, waits for handlers
+    grace         how long handlers may go on after a stop, or after their timeout
     upkeep        whether this worker expires, promotes and prunes jobs
     upkeep_every  time between two upkeeps
     beat_every    time between two heartbeats

@@ -49,7 +49,7 @@ class Settler:
         self._attempt_log.note_end(run, outcome)
         if outcome is None or run.is_released:
             self._finish(run, on_settled)
-            if run.is_lost:
+            if run.is_lost and not run.is_released:
                 self._attempt_log.write_loss(run, "its lease is lost, another worker may run the job")
         else:
             self._send(run, PendingOutcome(run, outcome), on_settled)

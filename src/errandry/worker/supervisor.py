@@ -82,6 +82,8 @@ class Supervisor:
             began = monotonic()
             worker = await _Worker.start(self._command, self._has_been_ready())
             self._workers.add(worker)
+            if self._stopping.is_set() or self._changed.is_set():
+                worker.stop()  # while it was started, it could not be told
             log.info("started worker %d, process %d", number, worker.pid)
             code = await self._wait_for_exit(worker)
             self._has_been_ready()
@@ -125,7 +127,7 @@ class Supervisor:
         """Wait before a worker is restarted, longer after each failure. Give up if none becomes ready."""
         ending = describe_exit(code)
         if self._reload is not None and (self._failed_starts or code in _FINAL):
-            log.error("worker %d %s while it started; a changed file restarts it", number, ending)
+            log.error("worker %d %s; a changed file restarts it", number, ending)
             await _wait_for_any(self._changed, self._stopping)
         elif self._failed_starts >= FAILED_STARTS_MAX:
             log.error(

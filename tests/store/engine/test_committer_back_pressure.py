@@ -162,3 +162,8 @@ async def test_a_failed_pass_does_not_count_as_progress() -> None:
 def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(limits))):
         WriteLimits(**limits)
+
+
+def test_a_command_is_not_retried_after_its_answer_may_be_deleted() -> None:
+    with pytest.raises(InvalidValue, match="give_up_after=301: must be at most 300 seconds"):
+        WriteLimits(give_up_after=301)

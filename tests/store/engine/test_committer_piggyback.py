@@ -8,7 +8,7 @@ from errandry.core.answer import WRITTEN, Claims, Inserted
 from errandry.core.command import Beat, Claim, Insert, ReportTrouble
 from errandry.core.gate import GateKind, Pause
 from errandry.errors import ReplyLost, SchemaTooNew, StoreClosed, StoreFull, StoreUnavailable
-from errandry.store.engine.backlog import Callback, WriteLimits
+from errandry.store.engine.backlog import GIVE_UP_MAX, Callback, WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.testing.clock import FakeClock
 from tests.new_jobs import insert
@@ -90,7 +90,7 @@ async def test_a_pass_that_fails_is_written_again_without_its_piggyback_claim() 
 async def test_a_rejected_piggyback_claim_is_not_retried() -> None:
     clock = FakeClock()
     store, source = ScriptedStore([WRITTEN, REJECTED]), ClaimSource()
-    committer = Committer(store, WriteLimits(give_up_after=10_000), clock, FakeSleep(clock))
+    committer = Committer(store, WriteLimits(give_up_after=GIVE_UP_MAX), clock, FakeSleep(clock))
     committer.add_piggyback_claims(source)
 
     assert await committer.submit(insert("a")) is WRITTEN

@@ -11,7 +11,7 @@ from errandry.core.answer import Answer, Inserted
 from errandry.core.command import CancelJobs, Claim, Command, Renew, Settle, Upkeep
 from errandry.errors import ReplyLost, StoreUnavailable
 from errandry.store.contract import RANK
-from errandry.store.engine.backlog import WriteLimits
+from errandry.store.engine.backlog import GIVE_UP_MAX, WriteLimits
 from errandry.store.engine.committer import Committer
 from errandry.store.memory.driver import MemoryStore
 from errandry.testing.clock import FakeClock
@@ -66,7 +66,7 @@ class FlakyStore(MemoryStore):
 def test_random_commands_are_each_answered_and_written_once_in_order(
     rounds: list[list[Command]], pass_rows: int, pending_rows: int, replies: list[str], tracks: int
 ) -> None:
-    limits = WriteLimits(pass_rows=pass_rows, pending_rows=pending_rows, give_up_after=1e9)
+    limits = WriteLimits(pass_rows=pass_rows, pending_rows=pending_rows, give_up_after=GIVE_UP_MAX)
     store = FlakyStore(replies, tracks)
     # Copies, so that equal commands are different objects.
     rounds = [[copy.copy(command) for command in commands] for commands in rounds]

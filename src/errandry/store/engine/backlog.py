@@ -39,8 +39,8 @@ from errandry.core.gate import GateCommand
 from errandry.core.schedule import DeclareSchedule, PutSchedule, ScheduleCommand, SchedulePlan
 from errandry.core.selection import JobSelection
 from errandry.core.step import SendSignal
-from errandry.errors import ReplyLost
-from errandry.store.contract import RANK
+from errandry.errors import InvalidValue, ReplyLost
+from errandry.store.contract import ANSWERS_AGE, RANK
 
 EntryKey = str | tuple[str, ...]
 """The id of a job; or a tuple for other keys, so that these never equal an id."""
@@ -64,6 +64,10 @@ Replies = list[tuple[Future, Answer]]
 _FENCED = frozenset((Start, Renew, Note, PutStep, Settle))
 
 
+GIVE_UP_MAX = ANSWERS_AGE / 2
+"""Maximum of `WriteLimits.give_up_after`: a command must not be sent again after its answer was deleted."""
+
+
 class WriteLimits(Struct, frozen=True, kw_only=True):
     """Maximum sizes of a pass and of all pending commands, and the time limit for retries.
 
@@ -83,7 +87,9 @@ class WriteLimits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("pass_rows", "pass_bytes", "pending_rows", "pending_bytes"):
             check.whole(name, getattr(self, name), 1, check.INT_MAX)
-        check.span("give_up_after", self.give_up_after)
+        if check.span("give_up_after", self.give_up_after) > GIVE_UP_MAX:
+            why = f"must be at most {GIVE_UP_MAX:g} seconds: later, a store may apply a command again"
+            raise InvalidValue("give_up_after", self.give_up_after, why)
 
 
 class ReplyPort(Protocol):

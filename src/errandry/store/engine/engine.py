@@ -55,7 +55,8 @@ class Engine:
         self._stopped = False
         self._finalizer: finalize[[_Session, Store], Engine] | None = None
         self._write_watchers: list[WriteWatcher] = []
-        _ENGINES.add(self)
+        with _ENGINES_LOCK:
+            _ENGINES.add(self)
 
     @property
     def is_running(self) -> bool:
@@ -177,6 +178,7 @@ class Engine:
         session = self._session
         if session is not None and not session.failed and not self._stopped:
             return session
+        _collect_dropped_engines()  # before the lock is taken: finalizers of the program may use this engine
         with self._lock:
             if self._stopped:
                 raise _closed_error()
@@ -187,7 +189,6 @@ class Engine:
             return self._session
 
     def _new_session(self) -> "_Session":
-        _collect_dropped_engines()
         self._detach_finalizer()
         session = _Session(self.store, self._write_limits, self._clock, self._write_watchers)
         self._finalizer = finalize(self, _stop_dropped, session, self.store)
@@ -316,8 +317,13 @@ def _collect_dropped_engines() -> None:
         _collection_threshold = max(ENGINES_BEFORE_COLLECTION, 2 * _running_count())
 
 
+def _engines() -> list[Engine]:
+    with _ENGINES_LOCK:
+        return list(_ENGINES)
+
+
 def _running_count() -> int:
-    sessions = [engine._session for engine in list(_ENGINES)]
+    sessions = [engine._session for engine in _engines()]
     return sum(session is not None and not session.is_over for session in sessions)
 
 
@@ -328,7 +334,7 @@ def _stop_dropped(session: _Session, store: Store) -> None:
     """
     if session.is_over:
         return
-    session.closes_store = all(engine.store is not store for engine in list(_ENGINES))
+    session.closes_store = all(engine.store is not store for engine in _engines())
     close = "use `async with jobs`, `await jobs.close()` or `jobs.sync.close()`"
     session.stop(None)  # first: the warning may be an exception
     warnings.warn(
@@ -338,6 +344,8 @@ def _stop_dropped(session: _Session, store: Store) -> None:
 
 _collection_threshold = ENGINES_BEFORE_COLLECTION
 _ENGINES: WeakSet[Engine] = WeakSet()
+_ENGINES_LOCK = threading.RLock()
+"""Reentrant: a finalizer may run on any thread, also on the one that has it."""
 _PARENT_SESSIONS: list[_Session] = []
 """The parent's sessions, in the child of a fork. Their loops share file descriptors with the parent.
 
@@ -346,7 +354,9 @@ Kept so that they are never garbage-collected.
 
 
 def _forget_sessions() -> None:
-    for engine in list(_ENGINES):
+    global _ENGINES_LOCK  # noqa: PLW0603 - a thread of the parent may have held it
+    _ENGINES_LOCK = threading.RLock()
+    for engine in _engines():
         engine._forget_session()
 
 

@@ -108,7 +108,8 @@ def _promote(work: UnitOfWork, limit: int) -> tuple[int, int]:
     if undecided := schedule.undecided_ticks(work, due):
         due = [job for job in due if job.id not in undecided]
     lost = [job for job in due if move.awaits_final_crash(job)]
-    _move_all(work, Move.LOSE, lost, move.lost)
+    for job in lost:
+        _lose(work, job)
     ready = [job for job in due if not move.awaits_final_crash(job)] if lost else due
     return len(lost), _move_all(work, Move.PROMOTE, ready, move.promoted)
 
@@ -126,17 +127,23 @@ def take_crashes_back(work: UnitOfWork, worker: str) -> None:
 
 def _expire_jobs_of_dead(work: UnitOfWork, workers: Sequence[str], limit: int) -> int:
     """Expire the jobs of workers that have certainly died, and make their earlier crashes final."""
-    tables, now = work.tables, work.now
+    tables = work.tables
     held = [(job, DIED) for job in tables.jobs_held_by(workers, limit)]
     count = _expire_all(work, held)
     lost = tables.jobs_lost_by(workers, limit)
     for job in lost:
         if move.awaits_final_crash(job):
-            work.move(Move.LOSE, job, move.lost(job, now))
+            _lose(work, job)
         else:
             work.update(job, move.crash_confirmed(job))
     work.flush()
     return count + len(lost)
+
+
+def _lose(work: UnitOfWork, job: JobRecord) -> None:
+    after = move.lost(job, work.now)
+    work.move(Move.LOSE, job, after)
+    work.expiries.append(Expiry.of(job, after))
 
 
 def _expire(work: UnitOfWork, jobs: Sequence[JobRecord], sender: str) -> int:

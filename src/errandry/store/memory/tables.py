@@ -5,7 +5,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,10 +21,9 @@ from errandry.core.state import HELD_STATES, TERMINAL, State
 from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store import cursors
-from errandry.store.contract import EventEntry, StoreLimits
+from errandry.store.contract import ANSWERS_AGE, EventEntry, StoreLimits
 from errandry.store.memory.counters import MemoryCounters
 from errandry.store.tables.protocol import (
-    ANSWERS_AGE,
     ANSWERS_TRIM_FACTOR,
     BestJobs,
     Change,
@@ -395,8 +394,8 @@ class MemoryTables(MemoryCounters):
         for worker, (at, _) in list(self._claims.items()):
             if at <= now - limits.workers_age:
                 del self._claims[worker]
-        old = (nonce for nonce, (at, _) in self._answers.items() if at <= now - ANSWERS_AGE)
-        for nonce in list(islice(old, ANSWERS_TRIM_FACTOR * limit)):
+        old = takewhile(lambda entry: entry[1][0] <= now - ANSWERS_AGE, self._answers.items())  # by age
+        for nonce, _ in list(islice(old, ANSWERS_TRIM_FACTOR * limit)):
             del self._answers[nonce]
         by_expiry = sorted(
             (key.expires_at, slot) for slot, key in self._keys.items() if key.expires_at is not None

@@ -19,7 +19,7 @@ def missing_right(address: Address, message: str) -> str | None:
     """
     statement = sql.statements("errandry.store.postgres", "rights.sql")["missing_rights"]
     rows: list[tuple[str, str, list[str], str, bool]] = []
-    with suppress(psycopg.OperationalError), connect(address) as connection:
+    with suppress(psycopg.Error), connect(address) as connection:
         rows = connection.execute(statement.encode(), {"schema": address.schema}).fetchall()
     words = re.findall(r"\w+", message)
     named = [row for row in rows if row[1] in words]

@@ -23,7 +23,7 @@ from errandry.core.query import Query
 from errandry.core.state import HELD_STATES, TERMINAL, State
 from errandry.core.unique import KeyHolder
 from errandry.store import cursors
-from errandry.store.contract import EventEntry, StoreLimits
+from errandry.store.contract import ANSWERS_AGE, EventEntry, StoreLimits
 from errandry.store.execute.insert import FIRST_FLUSH, FLUSH_BATCH
 from errandry.store.postgres.array import array, columns
 from errandry.store.postgres.edges import CLOSING_FLOW_STATEMENTS
@@ -31,7 +31,7 @@ from errandry.store.postgres.partitions import day_of
 from errandry.store.postgres.pipeline import Pipeline, StatementParams
 from errandry.store.postgres.prefetch import DUE_STATEMENTS, PostgresPrefetch
 from errandry.store.tables import rows
-from errandry.store.tables.protocol import ANSWERS_AGE, ANSWERS_TRIM_FACTOR, Change, ClaimedRefs, Deltas
+from errandry.store.tables.protocol import ANSWERS_TRIM_FACTOR, Change, ClaimedRefs, Deltas
 from errandry.store.tables.writes import FINISH_LIVE_TIMES, FINISH_TIMES, Batches, group_by_tail, plan_writes
 
 IDLE_LANE_AGE = 3_600.0

@@ -27,12 +27,11 @@ from errandry.core.state import HELD_STATES, TERMINAL, Reason, State
 from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store import cursors
-from errandry.store.contract import EventEntry, StoreLimits
+from errandry.store.contract import ANSWERS_AGE, EventEntry, StoreLimits
 from errandry.store.sqlite.counters import SqliteCounters
 from errandry.store.sqlite.gates import SQL
 from errandry.store.tables import rows
 from errandry.store.tables.protocol import (
-    ANSWERS_AGE,
     ANSWERS_TRIM_FACTOR,
     BestJobs,
     Change,

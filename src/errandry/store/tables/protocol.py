@@ -28,8 +28,6 @@ from errandry.core.suspect import SuspectKind
 from errandry.core.unique import KeyHolder
 from errandry.store.contract import EventEntry, StoreLimits
 
-ANSWERS_AGE = 600.0
-"""Seconds for which the answer to a command is saved, in case the command is sent again."""
 ANSWERS_TRIM_FACTOR = 10
 """Maximum number of saved answers that one upkeep deletes, as a multiple of its limit."""
 

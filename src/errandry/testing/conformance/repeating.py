@@ -38,8 +38,7 @@ from errandry.core.state import State
 from errandry.core.step import SendSignal
 from errandry.core.unique import Conflict, UniqueKey
 from errandry.errors import InvalidMove, UnknownJob
-from errandry.store.contract import Store
-from errandry.store.tables.protocol import ANSWERS_AGE
+from errandry.store.contract import ANSWERS_AGE, Store
 from errandry.testing.clock import FakeClock
 from errandry.testing.conformance import requests
 from errandry.testing.conformance.scheduling import plan

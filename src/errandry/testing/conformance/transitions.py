@@ -247,11 +247,9 @@ def _expected_answer(move: Move, job: JobRecord, after: JobRecord | None) -> Ans
             return Claims((after,) if after else ())
         case Move.RENEW:
             return Renewed((HELD,))
-        case Move.EXPIRE:
+        case Move.EXPIRE | Move.LOSE:
             assert after is not None
             return UpkeepResult(expired=1, expiries=(Expiry.of(job, after),))
-        case Move.LOSE:
-            return UpkeepResult(expired=1)
         case Move.LAPSE:
             return UpkeepResult(lapsed=1)
         case _:

@@ -87,7 +87,7 @@ class ChildPool:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(turn)
-        has_waited = any(run.job.releases >= RELEASES_MAX for run in call.runs)
+        has_waited = any(run.job.releases >= RELEASES_MAX - 1 for run in call.runs)
         timer = None if has_waited else loop.call_later(TURN_TIMEOUT, _give_up_turn, turn)
         try:
             return await turn
@@ -111,7 +111,7 @@ class ChildPool:
         if not call.begin():  # given back while the child started
             self._idle.append(child)
             return [None] * len(call.runs)
-        self._began[call] = began = self._app.clock.monotonic()
+        self._began[call] = call.begun_at = began = self._app.clock.monotonic()
         call.start_timeout(began, self._options.grace)  # the start of a child is not part of the attempt
         pairs, function = zip(call.runs, payloads, strict=True), task.function
         jobs = tuple(replace(run.job, payload=payload) for run, payload in pairs)
