@@ -75,7 +75,7 @@ class WriteLimits(Struct, frozen=True, kw_only=True):
     pass_bytes     maximum size of the payloads and results in one pass, in bytes
     pending_rows   maximum number of jobs that are accepted and not written yet; more commands have to wait
     pending_bytes  maximum size of their payloads and results, in bytes
-    give_up_after  seconds for which a command is retried while the store is unavailable
+    give_up_after  seconds for which a command is retried while the store is unavailable, at most 300
     """
 
     pass_rows: int = 1_000
