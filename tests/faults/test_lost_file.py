@@ -86,5 +86,5 @@ async def test_a_restarted_worker_makes_no_new_file(scene: CommandScene, path: P
     os.kill(worker, signal.SIGKILL)
 
     await supervisor.wait_for_log(f"{path}: was deleted while its workers ran")
-    await supervisor.wait_for_log(f"exited with code {STORE_REFUSED} while it started")
+    await supervisor.wait_for_log(f"exited with code {STORE_REFUSED}; a changed file restarts it")
     assert list(path.parent.glob("jobs.db*")) == []

@@ -7,19 +7,19 @@ relations AS (SELECT pg_class.oid, relname, relkind FROM pg_class JOIN schema ON
 tables AS MATERIALIZED (SELECT oid, relname FROM relations WHERE relkind IN ('r', 'p')),
 sequences AS MATERIALIZED (SELECT oid, relname FROM relations WHERE relkind = 'S'),
 functions AS (SELECT pg_proc.oid, proname FROM pg_proc JOIN schema ON pronamespace = schema.oid),
-rights (kind, name, granted_on, is_granted) AS (
-    SELECT 'database', current_database()::text, 'CREATE', has_database_privilege(current_database(), 'CREATE')
+rights (kind, name, position, granted_on, is_granted) AS (
+    SELECT 'database', current_database()::text, 1, 'CREATE', has_database_privilege(current_database(), 'CREATE')
     UNION ALL
-    SELECT 'schema', nspname, word, has_schema_privilege(oid, word)
-      FROM schema, unnest(ARRAY['USAGE', 'CREATE']) AS word
+    SELECT 'schema', nspname, position, word, has_schema_privilege(oid, word)
+      FROM schema, unnest(ARRAY['USAGE', 'CREATE']) WITH ORDINALITY AS listed (word, position)
     UNION ALL
-    SELECT 'table', relname, word, has_table_privilege(oid, word)
-      FROM tables, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS word
+    SELECT 'table', relname, position, word, has_table_privilege(oid, word)
+      FROM tables, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) WITH ORDINALITY AS listed (word, position)
     UNION ALL
-    SELECT 'sequence', relname, 'USAGE', has_sequence_privilege(oid, 'USAGE') FROM sequences
+    SELECT 'sequence', relname, 1, 'USAGE', has_sequence_privilege(oid, 'USAGE') FROM sequences
     UNION ALL
-    SELECT 'function', proname, 'EXECUTE', has_function_privilege(oid, 'EXECUTE') FROM functions
+    SELECT 'function', proname, 1, 'EXECUTE', has_function_privilege(oid, 'EXECUTE') FROM functions
 )
-SELECT kind, name, array_agg(granted_on), current_user::text,
+SELECT kind, name, array_agg(granted_on ORDER BY position), current_user::text,
        EXISTS (SELECT 1 FROM functions WHERE proname = 'insert_jobs' AND has_function_privilege(oid, 'EXECUTE'))
   FROM rights WHERE NOT is_granted GROUP BY kind, name ORDER BY kind, name;
